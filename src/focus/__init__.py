@@ -1,0 +1,22 @@
+"""Focus: learned centroids gate the long-range attention of a frozen language model (arXiv 2604.03260).
+
+The names below are loaded on first use, so that reading a config or a result never imports torch.
+"""
+
+from importlib import import_module
+
+_HOME = {
+    "FocusConfig": "focus.config",
+    "compose": "focus.adapter",
+    "decompose": "focus.adapter",
+    "switch": "focus.adapter",
+    "save": "focus.adapter",
+    "load": "focus.adapter",
+}
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module 'focus' has no attribute {name!r}; it offers {', '.join(__all__)}")
+    return getattr(import_module(_HOME[name]), name)
