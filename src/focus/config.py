@@ -1,0 +1,271 @@
+"""Every setting of the adapter and of an experiment, as strict models.
+
+`FocusConfig` describes one adapter. `Experiment` describes one scale (a file in config/), and cuts itself into the
+`*Job` models that the commands receive as JSON. Nothing here imports torch, so a bad key stops a run at once.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Gate = Literal["printed", "centred", "log_sigmoid", "exponential"]
+Balance = Literal["sinkhorn", "potentials", "softmax"]
+Attention = Literal["full", "soft", "hard"]
+Task = Literal["hellaswag", "arc_easy", "piqa", "lambada"]
+
+Count = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+
+
+class Strict(BaseModel):
+    """No unknown keys, no silent conversion (the YAML string `1e-3` is not a number), no later change."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class FocusConfig(Strict):
+    """The adapter: how tokens are grouped and what a group does to attention (paper section 2).
+
+    The defaults are ours: causal, decodable, sinks kept. `FocusConfig.paper()` gives the paper's.
+    """
+
+    groups: Count = Field(8, description="K, the number of groups a layer sorts its tokens into")
+    top_k: Count = Field(1, description="k, the groups a token joins when attention is hard")
+    window: NonNegative = Field(128, description="w: keys at a distance of at most w are always seen")
+    routing_dim: Count = Field(16, description="d_g, the width of the routing projection")
+    temperature: Positive = Field(0.1, description="tau, which sharpens the assignment")
+    sinkhorn_iterations: Count = Field(10, description="N, the normalisations over tokens then groups")
+    gate: Gate = Field("log_sigmoid", description="the reading of Eq. 2 (see gates.py)")
+    steepness: Positive = Field(10.0, description="lam of Eq. 2; the paper gives no value")
+    balance: Balance = Field(
+        "potentials",
+        description="what keeps groups even: the paper's sinkhorn (sees the future), frozen potentials, or nothing",
+    )
+    potential_momentum: float = Field(
+        0.9, ge=0, lt=1, description="share of the old potentials kept at each training step"
+    )
+    sinks: NonNegative = Field(4, description="first real tokens that every query may see")
+    projection_std: Positive | None = Field(
+        None, description="deviation of the initial W_g; null means 1/sqrt(d)"
+    )
+    centroid_std: Positive = Field(0.25, description="deviation of the initial centroids")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FocusConfig:
+        if self.top_k > self.groups:
+            raise ValueError(f"top_k must be at most groups ({self.groups}), got {self.top_k}")
+        return self
+
+    @classmethod
+    def paper(cls, **overrides) -> FocusConfig:
+        """The paper's own setting for composed models: K=4, k=2, Sinkhorn over the sequence, Eq. 2 as printed."""
+        return cls(
+            **{"groups": 4, "top_k": 2, "gate": "printed", "balance": "sinkhorn", "sinks": 0} | overrides
+        )
+
+
+class Phase(Strict):
+    """One phase of training: which weights move, for how long, how fast."""
+
+    trains: Literal["centroids", "everything"] = Field(description="which weights move in this phase")
+    steps: NonNegative = Field(description="optimiser steps")
+    learning_rate: Positive = Field(description="peak learning rate of AdamW")
+
+
+class Training(Strict):
+    """How a method trains; phases follow one another with fresh optimisers."""
+
+    phases: list[Phase] = Field(description="one after the other; two make the paper's full fine-tuning")
+    batch_size: Count = Field(1, description="windows a forward pass takes")
+    accumulation: Count = Field(1, description="forward passes an optimiser step takes")
+    warmup: float = Field(0.1, ge=0, lt=1, description="share of a phase's steps in which the rate rises")
+    clip: Positive = Field(1.0, description="largest gradient norm")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
+    calibration_windows: NonNegative = Field(
+        4, description="training windows that set the potentials before the first step (balance: potentials)"
+    )
+    checkpoint_every: Count = Field(
+        20, description="steps between checkpoints, from which a killed run resumes"
+    )
+
+
+class Pretraining(Strict):
+    """How a model without published weights is trained from scratch."""
+
+    corpora: list[Name] = Field(min_length=1, description="corpora whose training documents it reads")
+    steps: Count = Field(description="optimiser steps")
+    learning_rate: Positive = Field(description="peak learning rate of AdamW")
+    batch_size: Count = Field(1, description="windows a forward pass takes")
+    accumulation: Count = Field(1, description="forward passes an optimiser step takes")
+    context: Count = Field(1024, description="tokens a window holds")
+    warmup: float = Field(0.05, ge=0, lt=1, description="share of the steps in which the rate rises")
+    clip: Positive = Field(1.0, description="largest gradient norm")
+    weight_decay: float = Field(0.1, ge=0, description="AdamW's weight decay")
+    checkpoint_every: Count = Field(50, description="steps between checkpoints")
+    layers: Count = Field(4, description="transformer layers")
+    width: Count = Field(256, description="hidden size")
+    heads: Count = Field(4, description="attention heads")
+
+
+class ModelSettings(Strict):
+    """What one model uses at this scale."""
+
+    context: Count = Field(description="T, tokens a window holds in training and evaluation")
+    window: NonNegative = Field(description="w of every sparse method on this model")
+    seeds: list[NonNegative] | None = Field(None, description="null means the scale's seeds")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the frozen weights in memory")
+    placement: Literal["single", "auto"] = Field(
+        "single", description="one device, or spread over all by accelerate"
+    )
+    gradient_checkpointing: bool = Field(False, description="recompute activations to save memory")
+    pretraining: Pretraining | None = Field(
+        None, description="only for models trained from scratch by a rule"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ModelSettings:
+        if self.window >= self.context:
+            raise ValueError(f"window must be below context ({self.context}), got {self.window}")
+        return self
+
+
+class Method(Strict):
+    """One way to change a model; each kind is a file in src/focus/methods."""
+
+    kind: Literal["pretrained", "full_finetuning", "window", "focus"] = Field(description="which method file")
+    label: str = Field(description="the row's name in tables and figures")
+    adapter: FocusConfig | None = Field(
+        None, description="kind focus only; its window comes from the model's"
+    )
+    sinks: NonNegative = Field(0, description="kind window only: first tokens that every query may see")
+    training: Training | None = Field(None, description="null means nothing trains")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Method:
+        if (self.adapter is not None) != (self.kind == "focus"):
+            raise ValueError(f"adapter belongs to kind focus and only there, got kind {self.kind}")
+        if (self.training is not None) != (self.kind in ("focus", "full_finetuning")):
+            raise ValueError(f"training belongs to kinds focus and full_finetuning, got kind {self.kind}")
+        return self
+
+
+class Row(Strict):
+    """One row of a table: a method, and the attention it is evaluated with."""
+
+    method: Name = Field(description="a key of methods")
+    attention: Attention = Field("full", description="full, or for kind focus the soft gate or hard groups")
+    top_k: Count | None = Field(None, description="groups a token joins; hard attention only")
+    paper: str | None = Field(None, description="the printed row beside it: table.row of printed.yaml")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Row:
+        if (self.top_k is not None) != (self.attention == "hard"):
+            raise ValueError(
+                f"top_k belongs to attention hard and only there, got attention {self.attention}"
+            )
+        return self
+
+    @property
+    def variant(self) -> str:
+        """The row's part of a result path: full, soft, hard-k1, ..."""
+        return f"hard-k{self.top_k}" if self.attention == "hard" else self.attention
+
+
+class Perplexity(Strict):
+    """Held-out perplexity: windows spread evenly over the held-out documents, each read without earlier context."""
+
+    windows: Count = Field(description="windows in all")
+    stride: Count | None = Field(
+        None, description="tokens between windows' scored parts; null means the context"
+    )
+    batch_size: Count = Field(1, description="windows a forward pass takes")
+
+
+class Downstream(Strict):
+    """Multiple choice and last-word tasks through lm-eval."""
+
+    tasks: dict[Task, Count] = Field(description="items per task, from the start of a seeded shuffle")
+    batch_size: Count = Field(8, description="requests a forward pass takes")
+
+
+class Evaluation(Strict):
+    """How rows are evaluated."""
+
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "float32", description="of the model's products"
+    )
+    perplexity: Perplexity
+    downstream: Downstream
+
+
+class Exhibit(Strict):
+    """One table or figure: what it shows at this scale."""
+
+    title: str = Field(description="the caption's first sentence")
+    corpus: Name = Field(description="the corpus it is trained and evaluated on")
+    models: list[Name] | None = Field(None, description="null means the scale's models")
+    rows: list[Row] = Field(min_length=1, description="one row of the table, or one point of the figure")
+    downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
+
+
+class Experiment(Strict):
+    """One scale: a whole config file."""
+
+    schema_version: Literal[1] = Field(description="version of this schema")
+    scale: Name = Field(description="the folder under results/")
+    models: list[Name] = Field(min_length=1, description="the models this run covers (a slice names fewer)")
+    seeds: list[NonNegative] = Field(min_length=1, description="every trained row is repeated for each")
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="of training's products; auto is bfloat16 where the processor has it, else float32",
+    )
+    model_settings: dict[Name, ModelSettings] = Field(description="per model")
+    methods: dict[Name, Method] = Field(description="per method")
+    evaluation: Evaluation
+    tables: dict[Name, Exhibit] = Field(description="per table")
+    figures: dict[Name, Exhibit] = Field(description="per figure")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Experiment:
+        for name in self.models:
+            _known(name, self.model_settings, "models", "model_settings")
+        for kind in ("tables", "figures"):
+            for key, exhibit in getattr(self, kind).items():
+                for name in exhibit.models or []:
+                    _known(name, self.model_settings, f"{kind}.{key}.models", "model_settings")
+                for number, row in enumerate(exhibit.rows):
+                    self._check_row(row, f"{kind}.{key}.rows.{number}")
+        return self
+
+    def _check_row(self, row: Row, where: str) -> None:
+        _known(row.method, self.methods, f"{where}.method", "methods")
+        adapter = self.methods[row.method].adapter
+        if row.attention != "full" and adapter is None:
+            raise ValueError(
+                f"{where}.attention: {row.attention} needs a method of kind focus, got {row.method}"
+            )
+        if row.top_k is not None and row.top_k > adapter.groups:
+            raise ValueError(f"{where}.top_k: expected at most groups ({adapter.groups}), got {row.top_k}")
+
+    def seeds_of(self, model: str, method: str) -> list[int]:
+        """The seeds a row of this model and method is repeated for; what does not train runs once."""
+        if self.methods[method].training is None:
+            return [self.seeds[0]]
+        return self.model_settings[model].seeds or self.seeds
+
+    def method_for(self, model: str, method: str) -> Method:
+        """The method with the model's own window put into its adapter."""
+        settings = self.methods[method]
+        if settings.adapter is None:
+            return settings
+        adapter = settings.adapter.model_copy(update={"window": self.model_settings[model].window})
+        return settings.model_copy(update={"adapter": adapter})
+
+
+def _known(name: str, names, where: str, home: str) -> None:
+    if name not in names:
+        raise ValueError(f"{where}: expected a key of {home} ({', '.join(sorted(names))}), got {name}")

@@ -1,0 +1,123 @@
+"""The settings of single jobs, cut from an experiment.
+
+A rule passes one of these to its command as JSON, so that a job is rerun exactly when something it reads has changed,
+and a result can carry the settings it was made with.
+"""
+
+from __future__ import annotations
+
+from focus.config import (
+    Attention,
+    Downstream,
+    Experiment,
+    Method,
+    ModelSettings,
+    Perplexity,
+    Pretraining,
+    Strict,
+)
+
+
+class PretrainJob(Strict):
+    """Train a model from scratch."""
+
+    model: str
+    pretraining: Pretraining
+    seed: int
+    precision: str
+
+
+class TrainJob(Strict):
+    """Train one method on one model and corpus."""
+
+    model: str
+    model_settings: ModelSettings
+    corpus: str
+    method: str
+    settings: Method
+    seed: int
+    precision: str
+
+
+class _Evaluate(Strict):
+    model: str
+    model_settings: ModelSettings
+    corpus: str
+    method: str
+    settings: Method
+    seed: int
+    attention: Attention
+    top_k: int | None
+    precision: str
+
+
+class PerplexityJob(_Evaluate):
+    """Held-out perplexity of one row."""
+
+    perplexity: Perplexity
+
+
+class DownstreamJob(_Evaluate):
+    """Downstream tasks of one row; `corpus` is the one the method was trained on."""
+
+    downstream: Downstream
+
+
+def pretrain_job(experiment: Experiment, model: str) -> PretrainJob:
+    """The job that makes a model without published weights; always with the scale's first seed."""
+    settings = experiment.model_settings[model]
+    return PretrainJob(
+        model=model,
+        pretraining=settings.pretraining,
+        seed=experiment.seeds[0],
+        precision=experiment.precision,
+    )
+
+
+def train_job(experiment: Experiment, model: str, corpus: str, method: str, seed: int) -> TrainJob:
+    """The job that trains one method."""
+    return TrainJob(**_common(experiment, model, corpus, method, seed), precision=experiment.precision)
+
+
+def perplexity_job(
+    experiment: Experiment, model: str, corpus: str, method: str, variant: str, seed: int
+) -> PerplexityJob:
+    """The job that measures one row's perplexity; `variant` is `Row.variant`."""
+    common = _common(experiment, model, corpus, method, seed)
+    return PerplexityJob(
+        **common,
+        **_attention(variant),
+        precision=experiment.evaluation.precision,
+        perplexity=experiment.evaluation.perplexity,
+    )
+
+
+def downstream_job(
+    experiment: Experiment, model: str, corpus: str, method: str, variant: str, seed: int
+) -> DownstreamJob:
+    """The job that measures one row's downstream tasks; `variant` is `Row.variant`."""
+    common = _common(experiment, model, corpus, method, seed)
+    return DownstreamJob(
+        **common,
+        **_attention(variant),
+        precision=experiment.evaluation.precision,
+        downstream=experiment.evaluation.downstream,
+    )
+
+
+def _common(experiment: Experiment, model: str, corpus: str, method: str, seed: int) -> dict:
+    settings = experiment.model_settings[model].model_copy(update={"pretraining": None, "seeds": None})
+    return {
+        "model": model,
+        "model_settings": settings,
+        "corpus": corpus,
+        "method": method,
+        "settings": experiment.method_for(model, method),
+        "seed": seed,
+    }
+
+
+def _attention(variant: str) -> dict:
+    if variant.startswith("hard-k"):
+        return {"attention": "hard", "top_k": int(variant.removeprefix("hard-k"))}
+    return {"attention": variant, "top_k": None}

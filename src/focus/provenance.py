@@ -1,0 +1,159 @@
+"""Result files: one JSON each, with where its numbers come from, written to a temporary name and renamed.
+
+Also the digest of the package's source, and the list of source files that a module depends on, which the workflow
+gives its rules as input so that a changed file reruns exactly the rules that use it.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import platform
+import resource
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from focus.errors import UserError
+
+RESULT_VERSION = 1
+PACKAGE = Path(__file__).parent
+REPORTED_PACKAGES = ("torch", "transformers", "tokenizers", "lm-eval", "numpy", "snakemake")
+
+
+def write_result(  # noqa: PLR0913
+    path: Path,
+    *,
+    experiment: str,
+    settings: dict,
+    metrics: dict,
+    started: float,
+    modules: list[str],
+    revisions: dict | None = None,
+    backend: str | None = None,
+    dtype: str | None = None,
+    device: str = "cpu",
+) -> None:
+    """Write one result.
+
+    `experiment` is the kind of job (training, perplexity, ...); `settings` the job after defaults; `started` the value of
+    `time.time()` when it began; `modules` the names of the focus modules whose source the digest covers; `revisions`
+    what the models and data read were pinned to; `backend` the attention really used.
+    """
+    result = {
+        "result_version": RESULT_VERSION,
+        "experiment": experiment,
+        "settings": settings,
+        "metrics": metrics,
+        "provenance": {
+            "code": digest(modules),
+            "versions": {name: version(name) for name in REPORTED_PACKAGES}
+            | {"python": platform.python_version()},
+            "revisions": revisions or {},
+            "device": device,
+            "processor": processor(),
+            "threads": _threads(),
+            "dtype": dtype,
+            "backend": backend,
+            "seconds": round(time.time() - started, 1),
+            "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            "argv": ["focus", *sys.argv[1:]],
+        },
+    }
+    write_atomically(path, json.dumps(result, indent=2, sort_keys=True, allow_nan=False) + "\n")
+
+
+def read_result(path: Path) -> dict:
+    """Read one result. Raises UserError when the file is missing, is not JSON, or has another version."""
+    try:
+        result = json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: expected a result file, found none") from None
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}: expected JSON, got {error}") from None
+    if result.get("result_version") != RESULT_VERSION:
+        raise UserError(
+            f"{path}: expected result_version {RESULT_VERSION}, got {result.get('result_version')}"
+        )
+    return result
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write `content` beside `path`, sync it, and rename it there: a cut leaves the old file or none."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = content.encode() if isinstance(content, str) else content
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def sources(*modules: str) -> list[Path]:
+    """The source files behind the named focus modules: their own and, step by step, those they import from focus."""
+    found: set[Path] = set()
+    queue = list(modules)
+    while queue:
+        name = queue.pop()
+        path = _source(name)
+        if path is None or path in found:
+            continue
+        found.add(path)
+        queue += _imports(path)
+    return sorted(found)
+
+
+def digest(modules: list[str]) -> str:
+    """sha256 over the source files behind the named modules."""
+    total = hashlib.sha256()
+    for path in sources(*modules):
+        total.update(str(path.relative_to(PACKAGE)).encode() + b"\0" + path.read_bytes())
+    return total.hexdigest()
+
+
+def processor() -> str:
+    """The processor's name as the system gives it."""
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _threads() -> int | None:
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if torch else None
+
+
+def _source(module: str) -> Path | None:
+    parts = module.split(".")
+    if parts[0] != "focus":
+        return None
+    base = PACKAGE.joinpath(*parts[1:])
+    for path in (base.with_suffix(".py"), base / "__init__.py"):
+        if path.exists() and path != PACKAGE / "__init__.py":
+            return path
+    return None
+
+
+def _imports(path: Path) -> list[str]:
+    names = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.append(node.module)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    return names
