@@ -13,7 +13,7 @@ _HOME = {
     "save": "focus.adapter",
     "load": "focus.adapter",
 }
-__all__ = sorted(_HOME)
+__all__ = ["FocusConfig", "compose", "decompose", "load", "save", "switch"]
 
 
 def __getattr__(name: str):

@@ -49,9 +49,7 @@ class FocusConfig(Strict):
         0.9, ge=0, lt=1, description="share of the old potentials kept at each training step"
     )
     sinks: NonNegative = Field(4, description="first real tokens that every query may see")
-    projection_std: Positive | None = Field(
-        None, description="deviation of the initial W_g; null means 1/sqrt(d)"
-    )
+    projection_std: Positive | None = Field(None, description="deviation of the initial W_g; null means 1/sqrt(d)")
     centroid_std: Positive = Field(0.25, description="deviation of the initial centroids")
 
     @model_validator(mode="after")
@@ -63,9 +61,7 @@ class FocusConfig(Strict):
     @classmethod
     def paper(cls, **overrides) -> FocusConfig:
         """The paper's own setting for composed models: K=4, k=2, Sinkhorn over the sequence, Eq. 2 as printed."""
-        return cls(
-            **{"groups": 4, "top_k": 2, "gate": "printed", "balance": "sinkhorn", "sinks": 0} | overrides
-        )
+        return cls(**{"groups": 4, "top_k": 2, "gate": "printed", "balance": "sinkhorn", "sinks": 0} | overrides)
 
 
 class Phase(Strict):
@@ -88,9 +84,7 @@ class Training(Strict):
     calibration_windows: NonNegative = Field(
         4, description="training windows that set the potentials before the first step (balance: potentials)"
     )
-    checkpoint_every: Count = Field(
-        20, description="steps between checkpoints, from which a killed run resumes"
-    )
+    checkpoint_every: Count = Field(20, description="steps between checkpoints, from which a killed run resumes")
 
 
 class Pretraining(Strict):
@@ -118,13 +112,9 @@ class ModelSettings(Strict):
     window: NonNegative = Field(description="w of every sparse method on this model")
     seeds: list[NonNegative] | None = Field(None, description="null means the scale's seeds")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the frozen weights in memory")
-    placement: Literal["single", "auto"] = Field(
-        "single", description="one device, or spread over all by accelerate"
-    )
+    placement: Literal["single", "auto"] = Field("single", description="one device, or spread over all by accelerate")
     gradient_checkpointing: bool = Field(False, description="recompute activations to save memory")
-    pretraining: Pretraining | None = Field(
-        None, description="only for models trained from scratch by a rule"
-    )
+    pretraining: Pretraining | None = Field(None, description="only for models trained from scratch by a rule")
 
     @model_validator(mode="after")
     def _consistent(self) -> ModelSettings:
@@ -138,9 +128,7 @@ class Method(Strict):
 
     kind: Literal["pretrained", "full_finetuning", "window", "focus"] = Field(description="which method file")
     label: str = Field(description="the row's name in tables and figures")
-    adapter: FocusConfig | None = Field(
-        None, description="kind focus only; its window comes from the model's"
-    )
+    adapter: FocusConfig | None = Field(None, description="kind focus only; its window comes from the model's")
     sinks: NonNegative = Field(0, description="kind window only: first tokens that every query may see")
     training: Training | None = Field(None, description="null means nothing trains")
 
@@ -164,9 +152,7 @@ class Row(Strict):
     @model_validator(mode="after")
     def _consistent(self) -> Row:
         if (self.top_k is not None) != (self.attention == "hard"):
-            raise ValueError(
-                f"top_k belongs to attention hard and only there, got attention {self.attention}"
-            )
+            raise ValueError(f"top_k belongs to attention hard and only there, got attention {self.attention}")
         return self
 
     @property
@@ -179,9 +165,7 @@ class Perplexity(Strict):
     """Held-out perplexity: windows spread evenly over the held-out documents, each read without earlier context."""
 
     windows: Count = Field(description="windows in all")
-    stride: Count | None = Field(
-        None, description="tokens between windows' scored parts; null means the context"
-    )
+    stride: Count | None = Field(None, description="tokens between windows' scored parts; null means the context")
     batch_size: Count = Field(1, description="windows a forward pass takes")
 
 
@@ -195,9 +179,7 @@ class Downstream(Strict):
 class Evaluation(Strict):
     """How rows are evaluated."""
 
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "float32", description="of the model's products"
-    )
+    precision: Literal["auto", "float32", "bfloat16"] = Field("float32", description="of the model's products")
     perplexity: Perplexity
     downstream: Downstream
 
@@ -245,9 +227,7 @@ class Experiment(Strict):
         _known(row.method, self.methods, f"{where}.method", "methods")
         adapter = self.methods[row.method].adapter
         if row.attention != "full" and adapter is None:
-            raise ValueError(
-                f"{where}.attention: {row.attention} needs a method of kind focus, got {row.method}"
-            )
+            raise ValueError(f"{where}.attention: {row.attention} needs a method of kind focus, got {row.method}")
         if row.top_k is not None and row.top_k > adapter.groups:
             raise ValueError(f"{where}.top_k: expected at most groups ({adapter.groups}), got {row.top_k}")
 

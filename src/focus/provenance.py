@@ -25,7 +25,7 @@ PACKAGE = Path(__file__).parent
 REPORTED_PACKAGES = ("torch", "transformers", "tokenizers", "lm-eval", "numpy", "snakemake")
 
 
-def write_result(  # noqa: PLR0913
+def write_result(
     path: Path,
     *,
     experiment: str,
@@ -51,8 +51,7 @@ def write_result(  # noqa: PLR0913
         "metrics": metrics,
         "provenance": {
             "code": digest(modules),
-            "versions": {name: version(name) for name in REPORTED_PACKAGES}
-            | {"python": platform.python_version()},
+            "versions": {name: version(name) for name in REPORTED_PACKAGES} | {"python": platform.python_version()},
             "revisions": revisions or {},
             "device": device,
             "processor": processor(),
@@ -76,9 +75,7 @@ def read_result(path: Path) -> dict:
     except json.JSONDecodeError as error:
         raise UserError(f"{path}: expected JSON, got {error}") from None
     if result.get("result_version") != RESULT_VERSION:
-        raise UserError(
-            f"{path}: expected result_version {RESULT_VERSION}, got {result.get('result_version')}"
-        )
+        raise UserError(f"{path}: expected result_version {RESULT_VERSION}, got {result.get('result_version')}")
     return result
 
 

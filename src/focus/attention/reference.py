@@ -1,0 +1,114 @@
+"""The oracle: Focus attention by the definition, dense, in any floating dtype up to float64.
+
+Everything here holds a Tq x Tk array. It is what the fast paths are tested against, and the place to read what Focus
+attention means:
+
+    i attends j  when  j <= i, neither is padding, i - j < sliding_window,
+                 and   (i and j share a group, or i - j <= window, or j is one of the first `sinks` real tokens)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def focus_attention_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    groups: Tensor,
+    *,
+    window: int,
+    sinks: int = 0,
+    scale: float | None = None,
+    softcap: float | None = None,
+    sliding_window: int | None = None,
+    padding_mask: Tensor | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Hard Focus attention (paper section 2, Appendix D; k > 1 as the union over shared groups).
+
+    query: [B, H, T, D]; key, value: [B, Hkv, T, D] with H a multiple of Hkv; groups: int [B, T] (one group a token) or
+    bool [B, T, K] (membership); padding_mask: bool [B, T], True = real. Returns [B, H, T, D] in query's dtype, zero for
+    padding, and with `return_lse` the log-sum-exp [B, H, T] too (-inf for padding).
+    """
+    pairs = causal_pairs(query.shape[2], key.shape[2], sliding_window, padding_mask, query.device)
+    far = ~near_pairs(query.shape[2], key.shape[2], window, query.device)
+    seen = same_group(groups, query.shape[2]) | sink_keys(key.shape[2], sinks, padding_mask, query.device)[:, None]
+    return dense_attention(
+        query, key, value, pairs & (seen | ~far), scale=scale, softcap=softcap, return_lse=return_lse
+    )
+
+
+def dense_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    allowed: Tensor,
+    *,
+    bias: Tensor | None = None,
+    factor: Tensor | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    return_lse: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention over the pairs of `allowed` (bool [B or 1, Tq, Tk]), shared by the heads.
+
+    Scores are scale * q.k, capped as softcap * tanh(scores / softcap) if given, then multiplied by `factor` and increased
+    by `bias` (both [B or 1, Tq, Tk]). Scores and softmax are at least float32. A query without any pair gives zero.
+    """
+    batch, heads, length, width = query.shape
+    shared = heads // key.shape[1]
+    high = torch.promote_types(query.dtype, torch.float32)
+    grouped = query.to(high).reshape(batch, key.shape[1], shared, length, width)
+    scores = torch.einsum("bgsid,bgjd->bgsij", grouped, key.to(high)) * (width**-0.5 if scale is None else scale)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    if factor is not None:
+        scores = scores * factor[:, None, None]
+    if bias is not None:
+        scores = scores + bias[:, None, None]
+    scores = scores.masked_fill(~allowed[:, None, None], float("-inf"))
+    lse = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - lse.masked_fill(lse.isneginf(), 0.0)[..., None])
+    out = torch.einsum("bgsij,bgjd->bgsid", weights, value.to(high)).reshape(batch, heads, length, -1).to(query.dtype)
+    return (out, lse.reshape(batch, heads, length)) if return_lse else out
+
+
+def causal_pairs(
+    queries: int, keys: int, sliding_window: int | None, padding_mask: Tensor | None, device: torch.device
+) -> Tensor:
+    """Pairs the base model itself allows: bool [B or 1, Tq, Tk]; the queries are the last Tq of the Tk positions."""
+    distance = _distance(queries, keys, device)
+    allowed = (distance >= 0)[None]
+    if sliding_window is not None:
+        allowed = allowed & (distance < sliding_window)[None]
+    if padding_mask is not None:
+        allowed = allowed & padding_mask[:, None, :] & padding_mask[:, keys - queries :, None]
+    return allowed
+
+
+def near_pairs(queries: int, keys: int, window: int, device: torch.device) -> Tensor:
+    """Pairs at a distance of at most `window`: bool [1, Tq, Tk]."""
+    return (_distance(queries, keys, device) <= window)[None]
+
+
+def same_group(groups: Tensor, queries: int) -> Tensor:
+    """Pairs that share a group: bool [B, Tq, Tk]; groups as int [B, Tk] or bool [B, Tk, K]."""
+    last = groups[:, groups.shape[1] - queries :]
+    if groups.dim() == 2:
+        return last[:, :, None] == groups[:, None, :]
+    return torch.einsum("bik,bjk->bij", last.float(), groups.float()) > 0
+
+
+def sink_keys(keys: int, sinks: int, padding_mask: Tensor | None, device: torch.device) -> Tensor:
+    """The first `sinks` real tokens: bool [B or 1, Tk]."""
+    if padding_mask is None:
+        return (torch.arange(keys, device=device) < sinks)[None]
+    return padding_mask & (padding_mask.cumsum(dim=1) <= sinks)
+
+
+def _distance(queries: int, keys: int, device: torch.device) -> Tensor:
+    rows = torch.arange(keys - queries, keys, device=device)
+    return rows[:, None] - torch.arange(keys, device=device)
