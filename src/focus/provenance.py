@@ -40,8 +40,8 @@ def write_result(
 ) -> None:
     """Write one result.
 
-    `experiment` is the kind of job (training, perplexity, ...); `settings` the job after defaults; `started` the value of
-    `time.time()` when it began; `modules` the names of the focus modules whose source the digest covers; `revisions`
+    `experiment` is the kind of job (training, perplexity, ...); `settings` the job after defaults; `started` the value
+    of `time.time()` when it began; `modules` the names of the focus modules whose source the digest covers; `revisions`
     what the models and data read were pinned to; `backend` the attention really used.
     """
     result = {

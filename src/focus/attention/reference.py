@@ -55,8 +55,8 @@ def dense_attention(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention over the pairs of `allowed` (bool [B or 1, Tq, Tk]), shared by the heads.
 
-    Scores are scale * q.k, capped as softcap * tanh(scores / softcap) if given, then multiplied by `factor` and increased
-    by `bias` (both [B or 1, Tq, Tk]). Scores and softmax are at least float32. A query without any pair gives zero.
+    Scores are scale * q.k, capped as softcap * tanh(scores / softcap) if given, then multiplied by `factor` and
+    increased by `bias` (both [B or 1, Tq, Tk]). Scores and softmax are at least float32. A query without any pair gives zero.
     """
     batch, heads, length, width = query.shape
     shared = heads // key.shape[1]
@@ -69,11 +69,14 @@ def dense_attention(
         scores = scores * factor[:, None, None]
     if bias is not None:
         scores = scores + bias[:, None, None]
-    scores = scores.masked_fill(~allowed[:, None, None], float("-inf"))
-    lse = torch.logsumexp(scores, dim=-1)
-    weights = torch.exp(scores - lse.masked_fill(lse.isneginf(), 0.0)[..., None])
-    out = torch.einsum("bgsij,bgjd->bgsid", weights, value.to(high)).reshape(batch, heads, length, -1).to(query.dtype)
-    return (out, lse.reshape(batch, heads, length)) if return_lse else out
+    empty = ~allowed.any(dim=-1)[:, None, None]
+    scores = scores.masked_fill(~allowed[:, None, None], float("-inf")).masked_fill(empty[..., None], 0.0)
+    weights = torch.softmax(scores, dim=-1)
+    out = torch.einsum("bgsij,bgjd->bgsid", weights, value.to(high)).masked_fill(empty[..., None], 0.0)
+    out = out.reshape(batch, heads, length, -1).to(query.dtype)
+    if not return_lse:
+        return out
+    return out, torch.logsumexp(scores, dim=-1).masked_fill(empty, float("-inf")).reshape(batch, heads, length)
 
 
 def causal_pairs(
