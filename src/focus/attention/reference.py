@@ -56,7 +56,8 @@ def dense_attention(
     """Attention over the pairs of `allowed` (bool [B or 1, Tq, Tk]), shared by the heads.
 
     Scores are scale * q.k, capped as softcap * tanh(scores / softcap) if given, then multiplied by `factor` and
-    increased by `bias` (both [B or 1, Tq, Tk]). Scores and softmax are at least float32. A query without any pair gives zero.
+    increased by `bias` (both [B or 1, Tq, Tk]). Scores and softmax are at least float32. A query without any pair
+    gives zero.
     """
     batch, heads, length, width = query.shape
     shared = heads // key.shape[1]
