@@ -1,7 +1,8 @@
 """Exact Focus attention from disjoint pieces merged by log-sum-exp (paper Appendix D), forward and backward.
 
 No array of Tq x Tk is made: besides the inputs and the output there is one gathered segment and a few thousand rows of
-the band at a time.
+the band at a time. Pieces are computed in float32 at least: in bfloat16 each would round its output, and merging
+would pass twice the error on.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from focus.attention.flash import Pieces
+from focus.attention.flash import Dense, Pieces
 from focus.attention.plan import Plan
 
 
@@ -31,20 +32,35 @@ class _Decomposed(torch.autograd.Function):
         lse = torch.full(query.shape[:3], float("-inf"), dtype=high, device=query.device)
         for segment in plan.segments:
             b, rows = segment.batch, segment.rows - plan.offset
-            q, k, v = _take(query[b], rows), _take(key[b], segment.keys), _take(value[b], segment.keys)
+            q, k, v = (
+                _take(x[b], index).to(high) for x, index in ((query, rows), (key, segment.keys), (value, segment.keys))
+            )
+            part, part_lse = torch.empty_like(q), lse.new_empty(q.shape[:3])
             for tile in segment.tiles():
                 r, c = tile.rows, tile.keys
                 out, out_lse = pieces.forward(q[:, :, r], k[:, :, c], v[:, :, c], tile.mask, tile.causal)
-                _put(total[b], rows[r], out[0])
-                lse[b].index_copy_(1, rows[r], out_lse[0])
+                if tile.causal:
+                    part, part_lse = out, out_lse
+                elif tile.more:
+                    _merge(part[:, :, r], part_lse[:, :, r], out, out_lse)
+                else:
+                    part[:, :, r], part_lse[:, :, r] = out, out_lse
+            _put(total[b], rows, part[0])
+            lse[b].index_copy_(1, rows, part_lse[0])
+        few_keys = Dense(pieces.scale, pieces.softcap)
         for sinks in plan.sink_blocks():
             b, r = slice(sinks.batch, sinks.batch + 1), sinks.rows
-            out, out_lse = pieces.forward(query[b, :, r], key[b, :, sinks.keys], value[b, :, sinks.keys], sinks.mask)
+            out, out_lse = few_keys.forward(
+                query[b, :, r].to(high), key[b, :, sinks.keys].to(high), value[b, :, sinks.keys].to(high), sinks.mask
+            )
             _merge(total[b, :, r], lse[b, :, r], out, out_lse)
         for band in plan.bands():
             b, r = band.batch, band.rows
             out, out_lse = pieces.forward(
-                band.queries_of(query[b]), band.keys_of(key[b]), band.keys_of(value[b]), plan.band_mask(band)
+                band.queries_of(query[b], high),
+                band.keys_of(key[b], high),
+                band.keys_of(value[b], high),
+                plan.band_mask(band),
             )
             _merge(total[b, :, r], lse[b, :, r], _joined(out), _joined(out_lse))
         if plan.padding is not None:
@@ -60,40 +76,43 @@ class _Decomposed(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor, _):
         query, key, value, out, lse = ctx.saved_tensors
-        plan, pieces = ctx.plan, ctx.pieces
+        plan, pieces, high = ctx.plan, ctx.pieces, lse.dtype
         grad = _packed(grad)
         if plan.padding is not None:
             padded = plan.padding[:, None, plan.offset :]
             grad = grad.masked_fill(padded.unsqueeze(-1), 0.0)
             lse = lse.masked_fill(padded, 0.0)
-        grad_query, grad_key, grad_value = (torch.zeros_like(x, dtype=lse.dtype) for x in (query, key, value))
+        grad_query, grad_key, grad_value = (torch.zeros_like(x, dtype=high) for x in (query, key, value))
         for segment in plan.segments:
             b, rows, keys = segment.batch, segment.rows - plan.offset, segment.keys
-            q, k, v = _take(query[b], rows), _take(key[b], keys), _take(value[b], keys)
-            g, o, norm = _take(grad[b], rows), _take(out[b], rows), lse[b : b + 1, :, rows]
-            dk, dv = torch.zeros_like(k, dtype=lse.dtype), torch.zeros_like(v, dtype=lse.dtype)
+            q, g, o = (_take(x[b], rows).to(high) for x in (query, grad, out))
+            k, v = (_take(x[b], keys).to(high) for x in (key, value))
+            norm = lse[b : b + 1, :, rows]
+            dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
             for tile in segment.tiles():
                 r, c = tile.rows, tile.keys
                 parts = pieces.backward(
                     g[:, :, r], q[:, :, r], k[:, :, c], v[:, :, c], o[:, :, r], norm[:, :, r], tile.mask, tile.causal
                 )
-                _put(grad_query[b], rows[r], parts[0][0])
+                dq[:, :, r] += parts[0]
                 dk[:, :, c] += parts[1]
                 dv[:, :, c] += parts[2]
+            _put(grad_query[b], rows, dq[0])
             grad_key[b].index_add_(1, keys, dk[0])
             grad_value[b].index_add_(1, keys, dv[0])
+        few_keys = Dense(pieces.scale, pieces.softcap)
         for sinks in plan.sink_blocks():
             b, r, c = slice(sinks.batch, sinks.batch + 1), sinks.rows, sinks.keys
-            parts = pieces.backward(
-                grad[b, :, r], query[b, :, r], key[b, :, c], value[b, :, c], out[b, :, r], lse[b, :, r], sinks.mask
-            )
+            g, q, o = (x[b, :, r].to(high) for x in (grad, query, out))
+            parts = few_keys.backward(g, q, key[b, :, c].to(high), value[b, :, c].to(high), o, lse[b, :, r], sinks.mask)
             grad_query[b, :, r] += parts[0]
-            grad_key[b].index_add_(2, c, parts[1].to(lse.dtype))
-            grad_value[b].index_add_(2, c, parts[2].to(lse.dtype))
+            grad_key[b].index_add_(2, c, parts[1])
+            grad_value[b].index_add_(2, c, parts[2])
         for band in plan.bands():
             b, r = band.batch, band.rows
-            g, q, o, norm = (band.queries_of(x[b]) for x in (grad, query, out, lse))
-            parts = pieces.backward(g, q, band.keys_of(key[b]), band.keys_of(value[b]), o, norm, plan.band_mask(band))
+            g, q, o, norm = (band.queries_of(x[b], high) for x in (grad, query, out, lse))
+            k, v = (band.keys_of(x[b], high) for x in (key, value))
+            parts = pieces.backward(g, q, k, v, o, norm, plan.band_mask(band))
             grad_query[b, :, r] += _joined(parts[0])
             band.add_to_keys(grad_key[b], parts[1])
             band.add_to_keys(grad_value[b], parts[2])
@@ -125,7 +144,7 @@ def _flat(index: Tensor, heads: int, length: int) -> Tensor:
 def _merge(total: Tensor, lse: Tensor, out: Tensor, out_lse: Tensor) -> None:
     """Merge a piece into total [..., n, D] and lse [..., n], in place."""
     weight = torch.sigmoid(out_lse - lse).unsqueeze(-1)
-    total.lerp_(out.to(total.dtype), weight)
+    total.lerp_(out.to(total.dtype), weight.to(total.dtype))
     torch.logaddexp(lse, out_lse, out=lse)
 
 

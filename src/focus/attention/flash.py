@@ -28,6 +28,7 @@ class CpuFlash:
     """The flash kernel that torch ships for the CPU: memory in O(Tq + Tk)."""
 
     scale: float | None = None
+    softcap: None = None
     name = "cpu-flash"
 
     def forward(

@@ -24,7 +24,8 @@ from focus.attention.reference import sink_keys
 from focus.errors import UserError
 
 TILE = 64
-CAUSAL_KERNEL = 1024
+RECTANGLE = 256
+CAUSAL_KERNEL = 6144
 BAND_ROWS = 2048
 SINK_ROWS = 4096
 MAX_GROUPS_IN_BITS = 62
@@ -32,12 +33,16 @@ MAX_GROUPS_IN_BITS = 62
 
 @dataclass(frozen=True)
 class Tile:
-    """Queries `rows` of a segment against its `keys`; `mask` [1, 1, rows, keys] or None; `causal` for whole groups."""
+    """Queries `rows` of a segment against its `keys`; `mask` [1, 1, rows, keys] or None; `causal` for whole groups.
+
+    `more` says that an earlier tile has the same queries, with other keys.
+    """
 
     rows: slice
     keys: slice
     mask: Tensor | None = None
     causal: bool = False
+    more: bool = False
 
 
 @dataclass(frozen=True)
@@ -51,18 +56,29 @@ class Segment:
     sliding_window: int | None
 
     def tiles(self) -> Iterator[Tile]:
-        """The segment's causal pairs. The kernel skips keys in blocks of 512 only, so short groups come in tiles."""
+        """The segment's causal pairs."""
         length = len(self.rows)
-        if self.whole and self.sliding_window is None:
-            if length <= TILE or length > CAUSAL_KERNEL:
-                yield Tile(slice(0, length), slice(0, length), causal=True)
-                return
-            triangle = _triangle(self.rows.device)
-            for start in range(0, length, TILE):
-                stop, left = min(start + TILE, length), CAUSAL_KERNEL - TILE - start
-                mask = triangle[:, :, : stop - start, left : left + stop]
-                yield Tile(slice(start, stop), slice(0, stop), mask)
-            return
+        if not self.whole or self.sliding_window is not None:
+            yield from self._ragged_tiles()
+        elif length <= TILE or length > CAUSAL_KERNEL:
+            yield Tile(slice(0, length), slice(0, length), causal=True)
+        else:
+            yield from self._causal_tiles()
+
+    def _causal_tiles(self) -> Iterator[Tile]:
+        """For groups of a few thousand tokens at most: the kernel's causal call skips keys in blocks of 512 only."""
+        length, triangle = len(self.rows), _triangle(self.rows.device)
+        for block in range(0, length, RECTANGLE):
+            end = min(block + RECTANGLE, length)
+            if block:
+                yield Tile(slice(block, end), slice(0, block))
+            for start in range(block, end, TILE):
+                stop, left = min(start + TILE, end), RECTANGLE - TILE - (start - block)
+                mask = triangle[:, :, : stop - start, left : left + stop - block]
+                yield Tile(slice(start, stop), slice(block, stop), mask, more=block > 0)
+
+    def _ragged_tiles(self) -> Iterator[Tile]:
+        length = len(self.rows)
         reach = torch.searchsorted(self.keys, self.rows, right=True).tolist()
         first = [0] * length
         if self.sliding_window is not None:
@@ -109,13 +125,13 @@ class Band:
     def width(self) -> int:
         return self.back + self.size
 
-    def queries_of(self, x: Tensor) -> Tensor:
-        """[H, Tq, ...] -> [blocks, H, size, ...], a view."""
-        return x[:, self.rows].unflatten(1, (self.blocks, self.size)).transpose(0, 1)
+    def queries_of(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """[H, Tq, ...] -> [blocks, H, size, ...], a view unless the dtype changes."""
+        return x[:, self.rows].to(dtype).unflatten(1, (self.blocks, self.size)).transpose(0, 1)
 
-    def keys_of(self, x: Tensor) -> Tensor:
-        """[Hkv, Tk, D] -> overlapping windows [blocks, Hkv, width, D], a view."""
-        return x[:, self.keys].unfold(1, self.width, self.size).permute(1, 0, 3, 2)
+    def keys_of(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """[Hkv, Tk, D] -> overlapping windows [blocks, Hkv, width, D], a view unless the dtype changes."""
+        return x[:, self.keys].to(dtype).unfold(1, self.width, self.size).permute(1, 0, 3, 2)
 
     def add_to_keys(self, total: Tensor, windows: Tensor) -> None:
         """Add [blocks, Hkv, width, D] into [Hkv, Tk, D]: the transpose of `keys_of`."""
@@ -230,8 +246,8 @@ class Plan:
 
 @lru_cache(maxsize=2)
 def _triangle(device: torch.device) -> Tensor:
-    """[1, 1, TILE, CAUSAL_KERNEL], causal for a tile whose own keys are the last ones."""
-    mask = torch.zeros(TILE, CAUSAL_KERNEL, device=device)
+    """[1, 1, TILE, RECTANGLE], causal for a tile whose own keys are the last ones."""
+    mask = torch.zeros(TILE, RECTANGLE, device=device)
     mask[:, -TILE:] = torch.full((TILE, TILE), MASKED, device=device).triu(1)
     return mask[None, None]
 
