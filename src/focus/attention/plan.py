@@ -78,24 +78,23 @@ class Segment:
                 yield Tile(slice(start, stop), slice(block, stop), mask, more=block > 0)
 
     def _ragged_tiles(self) -> Iterator[Tile]:
-        length = len(self.rows)
+        """For queries that are only some of the keys, or a sliding window: keys all see, then the ragged rest."""
+        length, window = len(self.rows), self.sliding_window
         reach = torch.searchsorted(self.keys, self.rows, right=True).tolist()
         first = [0] * length
-        if self.sliding_window is not None:
-            first = torch.searchsorted(self.keys, self.rows - self.sliding_window, right=True).tolist()
-        size = TILE if len(self.keys) < 4096 else 4 * TILE
-        for start in range(0, length, size):
-            stop = min(start + size, length)
-            rows, keys = slice(start, stop), slice(first[start], reach[stop - 1])
-            distance_of = self.rows[rows].unsqueeze(1)
-            mask = torch.zeros(1, 1, stop - start, keys.stop - keys.start, device=self.rows.device)
-            late = reach[start] - keys.start
-            mask[..., late:].masked_fill_(self.keys[keys][late:] > distance_of, MASKED)
-            if self.sliding_window is not None:
-                early = max(first[stop - 1] - keys.start, 0)
-                outside = distance_of - self.keys[keys][:early] >= self.sliding_window
-                mask[..., :early].masked_fill_(outside, MASKED)
-            yield Tile(rows, keys, mask)
+        if window is not None:
+            first = torch.searchsorted(self.keys, self.rows - window, right=True).tolist()
+        for start in range(0, length, TILE):
+            stop = min(start + TILE, length)
+            rows, left, right = slice(start, stop), first[start], reach[stop - 1]
+            shared = reach[start] if window is None and reach[start] >= TILE else left
+            if shared > left:
+                yield Tile(rows, slice(left, shared))
+            if right > shared:
+                distance = self.rows[rows].unsqueeze(1) - self.keys[shared:right]
+                outside = distance < 0 if window is None else (distance < 0) | (distance >= window)
+                mask = torch.zeros(outside.shape, device=self.rows.device).masked_fill_(outside, MASKED)
+                yield Tile(rows, slice(shared, right), mask[None, None], more=shared > left)
 
 
 @dataclass(frozen=True)
