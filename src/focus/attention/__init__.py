@@ -2,5 +2,6 @@
 
 from focus.attention.api import choose_backend, focus_attention
 from focus.attention.reference import focus_attention_reference
+from focus.attention.soft import soft_attention
 
-__all__ = ["choose_backend", "focus_attention", "focus_attention_reference"]
+__all__ = ["choose_backend", "focus_attention", "focus_attention_reference", "soft_attention"]

@@ -42,7 +42,7 @@ class _Decomposed(torch.autograd.Function):
                 if tile.causal:
                     part, part_lse = out, out_lse
                 elif tile.more:
-                    _merge(part[:, :, r], part_lse[:, :, r], out, out_lse)
+                    merge(part[:, :, r], part_lse[:, :, r], out, out_lse)
                 else:
                     part[:, :, r], part_lse[:, :, r] = out, out_lse
             _put(total[b], rows, part[0])
@@ -53,7 +53,7 @@ class _Decomposed(torch.autograd.Function):
             out, out_lse = few_keys.forward(
                 query[b, :, r].to(high), key[b, :, sinks.keys].to(high), value[b, :, sinks.keys].to(high), sinks.mask
             )
-            _merge(total[b, :, r], lse[b, :, r], out, out_lse)
+            merge(total[b, :, r], lse[b, :, r], out, out_lse)
         for band in plan.bands():
             b, r = band.batch, band.rows
             out, out_lse = pieces.forward(
@@ -62,7 +62,7 @@ class _Decomposed(torch.autograd.Function):
                 band.keys_of(value[b], high),
                 plan.band_mask(band),
             )
-            _merge(total[b, :, r], lse[b, :, r], _joined(out), _joined(out_lse))
+            merge(total[b, :, r], lse[b, :, r], join_blocks(out), join_blocks(out_lse))
         if plan.padding is not None:
             padded = plan.padding[:, None, plan.offset :]
             total.masked_fill_(padded.unsqueeze(-1), 0.0)
@@ -113,7 +113,7 @@ class _Decomposed(torch.autograd.Function):
             g, q, o, norm = (band.queries_of(x[b], high) for x in (grad, query, out, lse))
             k, v = (band.keys_of(x[b], high) for x in (key, value))
             parts = pieces.backward(g, q, k, v, o, norm, plan.band_mask(band))
-            grad_query[b, :, r] += _joined(parts[0])
+            grad_query[b, :, r] += join_blocks(parts[0])
             band.add_to_keys(grad_key[b], parts[1])
             band.add_to_keys(grad_value[b], parts[2])
         return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
@@ -141,13 +141,13 @@ def _flat(index: Tensor, heads: int, length: int) -> Tensor:
     return (torch.arange(heads, device=index.device).unsqueeze(1) * length + index).view(-1)
 
 
-def _merge(total: Tensor, lse: Tensor, out: Tensor, out_lse: Tensor) -> None:
+def merge(total: Tensor, lse: Tensor, out: Tensor, out_lse: Tensor) -> None:
     """Merge a piece into total [..., n, D] and lse [..., n], in place."""
     weight = torch.sigmoid(out_lse - lse).unsqueeze(-1)
     total.lerp_(out.to(total.dtype), weight.to(total.dtype))
     torch.logaddexp(lse, out_lse, out=lse)
 
 
-def _joined(x: Tensor) -> Tensor:
+def join_blocks(x: Tensor) -> Tensor:
     """[blocks, H, size, ...] -> [H, blocks * size, ...]."""
     return x.transpose(0, 1).flatten(1, 2)

@@ -220,19 +220,19 @@ class Plan:
                 mask = mask.masked_fill(blocked.unfold(0, band.width, band.size).unsqueeze(1), MASKED)
         return mask.unsqueeze(1)
 
-    def sink_blocks(self) -> Iterator[SinkBlock]:
-        """The sinks of all sequences, a few thousand queries at a time."""
+    def sink_blocks(self, beyond: int = -1) -> Iterator[SinkBlock]:
+        """The sinks of all sequences, farther than `beyond` from a query, a few thousand queries at a time."""
         if self.sinks is None:
             return
         for batch, banded in enumerate(self.banded):
             if banded:
                 for start in range(self.offset, self.keys, SINK_ROWS):
-                    yield self._sink_block(batch, slice(start, min(start + SINK_ROWS, self.keys)))
+                    yield self._sink_block(batch, slice(start, min(start + SINK_ROWS, self.keys)), beyond)
 
-    def _sink_block(self, batch: int, positions: slice) -> SinkBlock:
+    def _sink_block(self, batch: int, positions: slice, beyond: int) -> SinkBlock:
         keys = self.sinks[batch]
         distance = torch.arange(positions.start, positions.stop, device=self.device).unsqueeze(1) - keys
-        masked = (distance < 0) | (keys < 0)
+        masked = (distance <= beyond) | (keys < 0)
         if self.sliding_window is not None:
             masked |= distance >= self.sliding_window
         keys = keys.clamp(min=0)
@@ -294,13 +294,13 @@ def make_plan(
         b = segment.batch
         missing = len(positions[b]) - len(segment.keys) or int((positions[b] >= offset).sum()) - len(segment.rows)
         banded[b] = banded[b] and missing > 0
-    sink_positions = None
+    sink_tokens = None
     if window < farthest - 1 and any(banded):
-        sink_positions = _sink_positions(sinks, padding_mask, batch, keys, device)
+        sink_tokens = sink_positions(sinks, padding_mask, batch, keys, device)
     blocked = None if padding_mask is None else ~padding_mask
-    if sink_positions is not None:
+    if sink_tokens is not None:
         is_sink = torch.zeros(batch, keys + 1, dtype=torch.bool, device=device)
-        is_sink = is_sink.scatter_(1, sink_positions % (keys + 1), True)[:, :keys]
+        is_sink = is_sink.scatter_(1, sink_tokens % (keys + 1), True)[:, :keys]
         blocked = is_sink if blocked is None else blocked | is_sink
     return Plan(
         device=device,
@@ -311,7 +311,7 @@ def make_plan(
         segments=segments,
         banded=banded,
         labels=labels,
-        sinks=sink_positions,
+        sinks=sink_tokens,
         blocked=blocked,
         padding=None if padding_mask is None else ~padding_mask,
     )
@@ -379,7 +379,7 @@ def _split_classes(
     return segments, Labels(bits, bits, bits=True)
 
 
-def _sink_positions(
+def sink_positions(
     sinks: int | Tensor, padding_mask: Tensor | None, batch: int, keys: int, device: torch.device
 ) -> Tensor | None:
     """[B, S] positions of the sinks, -1 where a sequence has fewer; None without sinks."""
