@@ -222,7 +222,7 @@ class _Sequence:
         if key.shape[1] == 0:
             return torch.zeros_like(grouped), torch.full_like(grouped[..., 0], MASKED)
         added = None
-        if at[-1] > positions[0]:
+        if at[-1] > positions[0] or (window is not None and len(positions) > 1):
             distance = positions.unsqueeze(1) - at
             masked = distance < 0 if window is None else (distance < 0) | (distance >= window)
             added = _added(masked, shared)
