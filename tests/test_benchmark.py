@@ -32,6 +32,8 @@ def test_a_run_reports_every_table(tmp_path):
         unbalanced_lengths=[512],
         membership_lengths=[512],
         memory_lengths=[1024],
+        decode_lengths=[512],
+        decode_steps=3,
         heads=1,
         head_dim=8,
         window=16,
@@ -48,6 +50,7 @@ def test_a_run_reports_every_table(tmp_path):
         assert set(row["parts"]) == {"sort", "groups", "band", "merge"}
         assert all(value > 0 for value in row["parts"].values())
     assert metrics["unbalanced"][0]["bound"] == pytest.approx(1 / 0.3)
+    assert [(r["length"], r["groups"]) for r in metrics["decode"]] == [(512, 4), (512, 8)]
     kept = [row["pairs_kept"] for row in metrics["membership"]]
     assert kept == sorted(kept)
     assert kept[2:] == [1.0, 1.0]

@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from focus.attention import choose_backend, focus_attention
+from focus.attention.decode import GroupedCache
 from focus.attention.decomposed import decomposed_attention
 from focus.attention.flash import Pieces, choose_pieces
 from focus.attention.plan import make_plan
@@ -48,6 +49,8 @@ class AttentionBenchmark(Strict):
     unbalanced_lengths: list[Count] = Field([], description="lengths of those rows")
     membership_groups: Count = Field(4, description="K of the rows with several groups a token (T7)")
     membership_lengths: list[Count] = Field([], description="lengths of those rows; k runs from 1 to K")
+    decode_lengths: list[Count] = Field([], description="tokens already held when single tokens are timed")
+    decode_steps: Count = Field(64, description="tokens timed at each of those lengths")
     threads: list[Count] = Field([1], description="thread counts")
     seconds: Positive = Field(5.0, description="time for each row; every row runs at least once")
     seed: NonNegative = Field(0, description="of inputs and groups")
@@ -57,9 +60,13 @@ def run(job: AttentionBenchmark, output: Path) -> None:
     """Measure everything `job` names and write one result."""
     started = time.time()
     before = torch.get_num_threads()
-    metrics: dict = {"forward": [], "backward": [], "unbalanced": [], "membership": [], "memory": []}
+    metrics: dict = {"forward": [], "backward": [], "unbalanced": [], "membership": [], "decode": [], "memory": []}
     cells = len(job.threads) * (
-        len(job.lengths) + len(job.backward_lengths) + len(job.unbalanced_lengths) + len(job.membership_lengths)
+        len(job.lengths)
+        + len(job.backward_lengths)
+        + len(job.unbalanced_lengths)
+        + len(job.membership_lengths)
+        + len(job.decode_lengths)
     ) + 2 * len(job.memory_lengths)
     progress = Progress("attention", cells)
     try:
@@ -76,6 +83,9 @@ def run(job: AttentionBenchmark, output: Path) -> None:
                 progress.step()
             for length in job.membership_lengths:
                 metrics["membership"] += _membership(job, length, threads)
+                progress.step()
+            for length in job.decode_lengths:
+                metrics["decode"] += [_decode(job, length, groups, threads) for groups in job.groups]
                 progress.step()
         for length in job.memory_lengths:
             for groups in (None, job.groups[-1]):
@@ -169,6 +179,38 @@ def _membership(job: AttentionBenchmark, length: int, threads: int) -> list[dict
         row |= {"pairs_kept": kept, "far_pairs_kept": far, "paper": job.membership_groups / k}
         rows.append(row | {"backend": choose_backend(inputs[0], inputs[2], groups)})
     return rows
+
+
+def _decode(job: AttentionBenchmark, length: int, groups: int, threads: int) -> dict:
+    """One token at a time after `length` tokens: a flat cache read in full against the grouped cache.
+
+    The flat cache is not even grown, which in a model costs one more copy of it a token.
+    """
+    clock = _clock(threads)
+    _, key, value = _inputs(job, length)
+    cache = GroupedCache(window=job.window)
+    cache.fill(key, value, _groups(job, length, [1 / groups] * groups))
+    generator = torch.Generator().manual_seed(job.seed + 2)
+    full, ours = [], []
+    with torch.inference_mode():
+        for _ in range(job.decode_steps):
+            token = [torch.randn(1, job.heads, 1, job.head_dim, generator=generator) for _ in range(3)]
+            group = torch.randint(0, groups, (1, 1), generator=generator)
+            start = clock()
+            scaled_dot_product_attention(token[0], key, value)
+            middle = clock()
+            cache.attend(*token, group)
+            full.append(middle - start)
+            ours.append(clock() - middle)
+    return {
+        "length": length,
+        "groups": groups,
+        "threads": threads,
+        "full_us": statistics.median(full) * 1e6,
+        "focus_us": statistics.median(ours) * 1e6,
+        "speedup": statistics.median(full) / statistics.median(ours),
+        "limit": 1 / min(1.0, 1 / groups + job.window / length),
+    }
 
 
 def _ratio(full: list[float], ours: list[float], limit: float) -> dict:

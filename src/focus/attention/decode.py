@@ -52,20 +52,10 @@ class GroupedCache:
                 f"groups: expected [{len(query)}, {query.shape[2]}] for as many keys, "
                 f"got {list(groups.shape)} and {key.shape[2]} keys"
             )
-        if groups.dim() == 3 and groups.shape[-1] > MAX_GROUPS_IN_BITS:
-            raise UserError(
-                f"groups: expected at most {MAX_GROUPS_IN_BITS} with several a token, got {groups.shape[-1]}"
-            )
         pieces = choose_pieces(query, value, scale=self.scale, softcap=self.softcap)
-        bits = groups.dim() == 3
-        labels = (groups.long() << torch.arange(groups.shape[-1], device=groups.device)).sum(-1) if bits else groups
-        fresh = not self.rows
-        if fresh:
-            self.rows = [_Sequence(self, bits) for _ in range(len(query))]
         with torch.no_grad():
-            if fresh and query.shape[2] > 1:
-                for b, row in enumerate(self.rows):
-                    row.add(key[b], value[b], labels[b], None if real is None else real[b])
+            if not self.rows and query.shape[2] > 1:
+                self.fill(key, value, groups, real)
                 return focus_attention(
                     query,
                     key,
@@ -78,6 +68,7 @@ class GroupedCache:
                     sliding_window=self.sliding_window,
                     padding_mask=real,
                 )
+            labels = self._labels(groups)
             out = torch.empty_like(query)
             for start in range(0, query.shape[2], CHUNK):
                 r = slice(start, min(start + CHUNK, query.shape[2]))
@@ -86,6 +77,23 @@ class GroupedCache:
                     row.add(key[b, :, r], value[b, :, r], labels[b, r], mask)
                     out[b, :, r] = row.attend(query[b, :, r], labels[b, r], mask, pieces)
         return out
+
+    def fill(self, key: Tensor, value: Tensor, groups: Tensor, real: Tensor | None = None) -> None:
+        """Add tokens without attending; arguments as in `attend`."""
+        labels = self._labels(groups)
+        for b, row in enumerate(self.rows):
+            row.add(key[b], value[b], labels[b], None if real is None else real[b])
+
+    def _labels(self, groups: Tensor) -> Tensor:
+        """Groups as int [B, n], several a token as bits; makes the sequences of a new cache."""
+        bits = groups.dim() == 3
+        if bits and groups.shape[-1] > MAX_GROUPS_IN_BITS:
+            raise UserError(
+                f"groups: expected at most {MAX_GROUPS_IN_BITS} with several a token, got {groups.shape[-1]}"
+            )
+        if not self.rows:
+            self.rows = [_Sequence(self, bits) for _ in range(len(groups))]
+        return (groups.long() << torch.arange(groups.shape[-1], device=groups.device)).sum(-1) if bits else groups
 
     def reorder(self, index: Tensor) -> None:
         """Sequence i becomes what sequence index[i] was (beam search, repetition, selection)."""
