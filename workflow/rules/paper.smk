@@ -1,0 +1,85 @@
+rule table:
+    input:
+        code=code("focus.paper.tables"),
+        printed="src/focus/paper/printed.yaml",
+        results=lambda wildcards: row_results("tables", wildcards.table),
+    output:
+        csv="<results>/tables/{table}.csv",
+        md=report(
+            "<results>/tables/{table}.md",
+            caption="../report/table.rst",
+            category="Tables",
+        ),
+        tex="<results>/tables/{table}.tex",
+    log:
+        "<results>/logs/tables/{table}.log",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=500,
+    params:
+        scale=lambda wildcards: exhibit_slice(
+            "tables", wildcards.table
+        ).model_dump_json(),
+        results=lambda wildcards: in_results("", wildcards),
+        prefix=lambda wildcards: in_results("tables/{table}", wildcards),
+    shell:
+        "focus table {wildcards.table} --scale {params.scale:q} --results {params.results}"
+        " --output {params.prefix} 2>&1 | tee {log}"
+
+
+rule figure:
+    input:
+        code=code("focus.paper.figures"),
+        printed="src/focus/paper/printed.yaml",
+        results=lambda wildcards: row_results("figures", wildcards.figure),
+    output:
+        pdf="<results>/figures/{figure}.pdf",
+        png=report(
+            "<results>/figures/{figure}.png",
+            caption="../report/figure.rst",
+            category="Figures",
+        ),
+    log:
+        "<results>/logs/figures/{figure}.log",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=500,
+    params:
+        scale=lambda wildcards: exhibit_slice(
+            "figures", wildcards.figure
+        ).model_dump_json(),
+        results=lambda wildcards: in_results("", wildcards),
+        prefix=lambda wildcards: in_results("figures/{figure}", wildcards),
+    shell:
+        "focus figure {wildcards.figure} --scale {params.scale:q} --results {params.results}"
+        " --output {params.prefix} 2>&1 | tee {log}"
+
+
+rule claims:
+    input:
+        code=code("focus.paper.claims"),
+        printed="src/focus/paper/printed.yaml",
+        claims="config/claims.yaml",
+        results=[path for kind, name in EXHIBITS for path in row_results(kind, name)],
+    output:
+        json="<results>/claims.json",
+        md=report(
+            "<results>/claims.md", caption="../report/claims.rst", category="Claims"
+        ),
+    log:
+        "<results>/logs/claims.log",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=500,
+    params:
+        scale=lambda wildcards: experiment.model_dump_json(),
+        results=lambda wildcards: in_results("", wildcards),
+    shell:
+        "focus claims {input.claims} --scale {params.scale:q} --results {params.results}"
+        " --output {output.json} --markdown {output.md} 2>&1 | tee {log}"
