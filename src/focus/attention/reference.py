@@ -20,7 +20,7 @@ def focus_attention_reference(
     groups: Tensor,
     *,
     window: int,
-    sinks: int = 0,
+    sinks: int | Tensor = 0,
     scale: float | None = None,
     softcap: float | None = None,
     sliding_window: int | None = None,
@@ -29,16 +29,36 @@ def focus_attention_reference(
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Hard Focus attention (paper section 2, Appendix D; k > 1 as the union over shared groups).
 
-    query: [B, H, T, D]; key, value: [B, Hkv, T, D] with H a multiple of Hkv; groups: int [B, T] (one group a token) or
-    bool [B, T, K] (membership); padding_mask: bool [B, T], True = real. Returns [B, H, T, D] in query's dtype, zero for
-    padding, and with `return_lse` the log-sum-exp [B, H, T] too (-inf for padding).
+    query: [B, H, Tq, D], the last Tq of the Tk positions; key, value: [B, Hkv, Tk, D] with H a multiple of Hkv; groups:
+    int [B, Tk] (one group a token) or bool [B, Tk, K] (membership); sinks: that many first real tokens, or bool
+    [B, Tk]; padding_mask: bool [B, Tk], True = real. Returns [B, H, Tq, D] in query's dtype, zero for padding, and with
+    `return_lse` the log-sum-exp [B, H, Tq] too (-inf for padding).
     """
-    pairs = causal_pairs(query.shape[2], key.shape[2], sliding_window, padding_mask, query.device)
-    far = ~near_pairs(query.shape[2], key.shape[2], window, query.device)
-    seen = same_group(groups, query.shape[2]) | sink_keys(key.shape[2], sinks, padding_mask, query.device)[:, None]
-    return dense_attention(
-        query, key, value, pairs & (seen | ~far), scale=scale, softcap=softcap, return_lse=return_lse
+    allowed = allowed_pairs(
+        query.shape[2],
+        groups,
+        window=window,
+        sinks=sinks,
+        sliding_window=sliding_window,
+        padding_mask=padding_mask,
     )
+    return dense_attention(query, key, value, allowed, scale=scale, softcap=softcap, return_lse=return_lse)
+
+
+def allowed_pairs(
+    queries: int,
+    groups: Tensor,
+    *,
+    window: int,
+    sinks: int | Tensor = 0,
+    sliding_window: int | None = None,
+    padding_mask: Tensor | None = None,
+) -> Tensor:
+    """The whole mask, bool [B, Tq, Tk], for the arguments of `focus_attention_reference`."""
+    keys, device = groups.shape[1], groups.device
+    pairs = causal_pairs(queries, keys, sliding_window, padding_mask, device)
+    seen = same_group(groups, queries) | sink_keys(keys, sinks, padding_mask, device)[:, None]
+    return pairs & (seen | near_pairs(queries, keys, window, device))
 
 
 def dense_attention(
@@ -106,8 +126,10 @@ def same_group(groups: Tensor, queries: int) -> Tensor:
     return torch.einsum("bik,bjk->bij", last.float(), groups.float()) > 0
 
 
-def sink_keys(keys: int, sinks: int, padding_mask: Tensor | None, device: torch.device) -> Tensor:
-    """The first `sinks` real tokens: bool [B or 1, Tk]."""
+def sink_keys(keys: int, sinks: int | Tensor, padding_mask: Tensor | None, device: torch.device) -> Tensor:
+    """The first `sinks` real tokens, or those a bool [B, Tk] marks: bool [B or 1, Tk]."""
+    if isinstance(sinks, Tensor):
+        return sinks if padding_mask is None else sinks & padding_mask
     if padding_mask is None:
         return (torch.arange(keys, device=device) < sinks)[None]
     return padding_mask & (padding_mask.cumsum(dim=1) <= sinks)
