@@ -62,14 +62,7 @@ def llama_from_gguf(gguf: Path, folder: Path) -> None:
 def gpt2_tokenizer(vocabulary: bytes, merges: bytes, folder: Path) -> None:
     """Write GPT-2's tokenizer, given its vocabulary (JSON) and its merges (text), into `folder`."""
     ranks = [tuple(line.split()) for line in merges.decode().splitlines()[1:] if line]
-    _write_tokenizer(
-        folder,
-        json.loads(vocabulary),
-        ranks,
-        special=["<|endoftext|>"],
-        settings={"model_max_length": 1024},
-        digits=False,
-    )
+    _write_tokenizer(folder, json.loads(vocabulary), ranks, special=["<|endoftext|>"], settings={}, digits=False)
 
 
 def _value(reader, key: str):
@@ -114,10 +107,7 @@ def _tokenizer_from_gguf(reader, folder: Path) -> None:
     settings = {
         f"{name}_token": tokens[_value(reader, f"tokenizer.ggml.{key}_token_id")]
         for name, key in {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}.items()
-    } | {
-        "model_max_length": _value(reader, "llama.context_length"),
-        "chat_template": _value(reader, "tokenizer.chat_template"),
-    }
+    } | {"chat_template": _value(reader, "tokenizer.chat_template")}
     _write_tokenizer(
         folder,
         {token: index for index, token in enumerate(tokens)},
