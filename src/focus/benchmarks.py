@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from focus.cache import built
+from focus.cache import MANIFEST_VERSION, built, cached, read_manifest
 from focus.errors import UserError
-from focus.models import MANIFEST_VERSION, cached, read_manifest
 from focus.provenance import digest
 from focus.sources import PackageArchive, Source, fetch, member
 
@@ -109,5 +108,5 @@ def fetch_benchmark(task: str) -> dict:
 
 
 def items(manifest_path: Path) -> Path:
-    """Absolute path of a benchmark's items. A damaged cache is mended or named, as in `models.resolve`."""
+    """Absolute path of a benchmark's items. A damaged cache is mended or named, as in `cache.cached`."""
     return cached(manifest_path, read_manifest(manifest_path), fetch_benchmark) / "items.jsonl"

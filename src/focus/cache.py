@@ -1,4 +1,4 @@
-"""The cache: folders that are whole or absent, described by the size and sha256 of every file.
+"""The cache: folders that are whole or absent, described by the size and sha256 of every file, and their manifests.
 
 It lies outside the workflow's outputs and is shared by all runs of a user. Everything is made in a temporary folder and
 renamed, under a lock that dies with its process, so parallel jobs share the work and a cut leaves nothing to trust.
@@ -20,6 +20,7 @@ from filelock import FileLock, Timeout
 from focus.errors import UserError
 
 RECORD = ".record.json"
+MANIFEST_VERSION = 1
 ALWAYS_HASHED = 32 * 2**20  # bytes: larger files are hashed only where nothing but the bytes themselves will do
 
 
@@ -74,6 +75,31 @@ def built(location: str, make: Callable[[Path], dict], root: Path | None = None)
         with locked(target):
             record = _record(target) or _make(target, make)
     return record
+
+
+def read_manifest(path: Path) -> dict:
+    """Read a manifest of a model, corpus or benchmark. Raises UserError when it is missing or not one."""
+    try:
+        manifest = json.loads(Path(path).read_text())
+    except FileNotFoundError:
+        raise UserError(f"{path}: expected a manifest, found none") from None
+    except ValueError as error:
+        raise UserError(f"{path}: expected a manifest in JSON, got {error}") from None
+    version = manifest.get("manifest_version") if isinstance(manifest, dict) else None
+    if version != MANIFEST_VERSION:
+        raise UserError(f"{path}: expected manifest_version {MANIFEST_VERSION}, got {version}")
+    return manifest
+
+
+def cached(manifest_path: Path, manifest: dict, again: Callable[[str], dict]) -> Path:
+    """The cache's folder of a manifest; when damaged, `again(name)` makes it anew. UserError as in `resolve`."""
+    folder = cache_root() / manifest["folder"]
+    if damage(folder, manifest["files"]):
+        again(manifest["name"])
+        problem = damage(folder, manifest["files"])
+        if problem:
+            raise UserError(f"{problem}; remove {manifest_path} to accept what {manifest['name']} is made into now")
+    return folder
 
 
 @contextmanager

@@ -66,13 +66,15 @@ def markdown(source: str) -> str:
     and the links to the previous and next page go."""
     source = MARKDOWN_NAVIGATION.sub("", source)
     source = MARKDOWN_LINK.sub(r"\1", source)
+    source = re.sub(r'(?<=\w) "\s+_(?=\w)', ' "_', source)
+    source = re.sub(r'(?<=\w)_\s+" ', '_" ', source)
     source = re.sub(r"(?m)^ {0,2}#+ (.*)$", r"\n\1\n", source)
     source = re.sub(r"(?m)^[ >]*(?:[*-] *){3,}$", "", source)
     source = re.sub(r"(?m)^ *(?:[*+-]|\d+\\?\.) ", "\n", source)
     paragraphs = []
     for block in re.split(r"\n(?:[ >]*\n)+", source):
         rows = [re.sub(r"^[ >]+", "", row).rstrip() for row in block.split("\n")]
-        if any(row.startswith("|") or row == "---" for row in rows):
+        if any(row.startswith("|") or row == "---" or " | " in row for row in rows):
             continue
         text = re.sub(r"(\w)- (?=[a-z])", r"\1-", " ".join(rows))
         text = re.sub(r"\*+|(?<!\w)_+|_+(?!\w)", "", text)
@@ -170,9 +172,11 @@ def _paragraph(line: str) -> str:
 
 
 def _tidy(text: str) -> str:
-    """One space between words, none before punctuation, no empty brackets."""
+    """One space between words, none before punctuation, three dots without spaces, no empty brackets."""
     text = re.sub(r"\s+", " ", text.replace("\N{NO-BREAK SPACE}", " "))
+    text = re.sub(r"(?<!\.)\.(?: ?\.){2}(?!\.)", "...", text)
     text = re.sub(r"\(\s*[,;:\s]*\)|\[\s*\]", "", text)
     text = re.sub(r"([(\[])[\s,;]+", r"\1", text)
-    text = re.sub(r"\s+([,.;:!?)\]])(?!\w|\.)", r"\1", text)
+    text = re.sub(r"[\s,;]+([)\]])", r"\1", text)
+    text = re.sub(r"\s+([,;:!?]|\.(?![\w.]))", r"\1", text)
     return re.sub(r" {2,}", " ", text).strip()

@@ -18,9 +18,8 @@ from typing import Literal
 from xml.etree import ElementTree
 
 from focus import cleaning
-from focus.cache import built
+from focus.cache import MANIFEST_VERSION, built, cached, read_manifest
 from focus.errors import UserError
-from focus.models import MANIFEST_VERSION, cached, read_manifest
 from focus.provenance import digest
 from focus.sources import DebianPackage, PackageArchive, Source, fetch, member, members
 
@@ -98,7 +97,7 @@ def _wikipedia(source: Path) -> Iterator[Document]:
 def _essays(source: Path) -> Iterator[Document]:
     for path, content in members(source, "*/doc/anarchism/markdown/*.md*"):
         name = Path(path).name.partition(".")[0]
-        if not re.fullmatch(r"sec[A-J](\d+|int)|append\w+|intro|vol\dintro|10years", name):
+        if not re.fullmatch(r"sec[A-J]\d+", name):  # the introductions and appendices repeat the sections
             continue
         text = cleaning.markdown((gzip.decompress(content) if path.endswith(".gz") else content).decode())
         if len(text) >= SHORTEST:
@@ -153,7 +152,7 @@ REGISTRY = {
         ),
         read=_essays,
         licence="GPL-2",
-        note="stand-in for OpenWebText: chapters of An Anarchist FAQ, one in five held out",
+        note="stand-in for OpenWebText: sections of An Anarchist FAQ, one in five held out",
     ),
 }
 
@@ -184,7 +183,7 @@ def fetch_corpus(name: str) -> dict:
 
 
 def documents(manifest_path: Path, split: Split) -> list[Document]:
-    """One split of a corpus, by name. A damaged cache is mended or named, as in `models.resolve`."""
+    """One split of a corpus, by name. A damaged cache is mended or named, as in `cache.cached`."""
     if split not in ("train", "held_out"):
         raise UserError(f"split: expected train or held_out, got {split}")
     folder = cached(manifest_path, read_manifest(manifest_path), fetch_corpus)

@@ -6,18 +6,15 @@ one of kind "trained" to a folder beside itself, one of kind "tokenizer" to the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from focus import conversion
-from focus.cache import built, cache_root, damage, describe
+from focus.cache import MANIFEST_VERSION, built, cache_root, cached, damage, describe, read_manifest
 from focus.errors import UserError
 from focus.provenance import digest
 from focus.sources import HubFiles, PackageArchive, Source, fetch, member
-
-MANIFEST_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -160,20 +157,6 @@ def trained_manifest(name: str, folder: Path, manifest_path: Path, parameters: i
     }
 
 
-def read_manifest(path: Path) -> dict:
-    """Read a manifest of a model, corpus or benchmark. Raises UserError when it is missing or not one."""
-    try:
-        manifest = json.loads(Path(path).read_text())
-    except FileNotFoundError:
-        raise UserError(f"{path}: expected a manifest, found none") from None
-    except ValueError as error:
-        raise UserError(f"{path}: expected a manifest in JSON, got {error}") from None
-    version = manifest.get("manifest_version") if isinstance(manifest, dict) else None
-    if version != MANIFEST_VERSION:
-        raise UserError(f"{path}: expected manifest_version {MANIFEST_VERSION}, got {version}")
-    return manifest
-
-
 def resolve(manifest_path: Path) -> Path:
     """The absolute folder a model's manifest stands for, with every file checked (large ones by size alone).
 
@@ -188,17 +171,6 @@ def resolve(manifest_path: Path) -> Path:
             raise UserError(f"{problem}; remove {manifest_path} to train {manifest['name']} again")
         return folder
     return cached(manifest_path, manifest, fetch_model)
-
-
-def cached(manifest_path: Path, manifest: dict, again: Callable[[str], dict]) -> Path:
-    """The cache's folder of a manifest; when damaged, `again(name)` makes it anew. UserError as in `resolve`."""
-    folder = cache_root() / manifest["folder"]
-    if damage(folder, manifest["files"]):
-        again(manifest["name"])
-        problem = damage(folder, manifest["files"])
-        if problem:
-            raise UserError(f"{problem}; remove {manifest_path} to accept what {manifest['name']} is made into now")
-    return folder
 
 
 def revision_of(manifest_path: Path) -> dict:
