@@ -62,6 +62,7 @@ def write(
         styles = _styles(entries)
         for axes, model in zip(panels[0], models, strict=True):
             _panel(axes, model, entries, styles)
+            axes.set_title(rows.display_name(results_root, model))
         panels[0][0].set_ylabel("Perplexity / pretrained perplexity")
         canvas.suptitle(exhibit.title, fontsize=10)
         canvas.supxlabel(_footnote(entries, exhibit, experiment), fontsize=7, color="0.3")
@@ -81,7 +82,8 @@ def points(entries: list[Entry], model: str) -> list[tuple[Entry, float, float, 
         if entry.model != model or not entry.runs:
             continue
         change = entry.against(base)
-        found.append((entry, entry.mean("pairs_kept"), change.value, change.error or 0.0))
+        share = fmean(entry.share_kept(run, "pairs_kept") for run in entry.runs.values())
+        found.append((entry, share, change.value, change.error or 0.0))
     return found
 
 
@@ -100,8 +102,8 @@ def _footnote(entries: list[Entry], exhibit: Exhibit, experiment: Experiment) ->
     seeds = sorted({seed for entry in entries for seed in entry.runs})
     missing = sorted({f"{entry.label} on {entry.model}" for entry in entries if not entry.runs})
     lines = [
-        f"Scale {experiment.scale}, text {exhibit.corpus}, seeds {', '.join(map(str, seeds))}; bars: two standard errors, "
-        "paired by window.",
+        f"Scale {experiment.scale}, text {exhibit.corpus}, seeds {', '.join(map(str, seeds))}; bars: two standard "
+        "errors, paired by window.",
         "Grey: the paper's Table 7 (K=4, PG-19). A soft gate weighs every pair, so it keeps all.",
     ]
     return "\n".join(lines + [f"Not run: {'; '.join(missing)}." for _ in missing[:1]])
@@ -134,7 +136,8 @@ def _panel(axes: Axes, model: str, entries: list[Entry], styles: dict) -> None:
             axes.errorbar(share, change, **bar, zorder=5 if filled == "white" else 4)
     for share, label in _labels(found):
         axes.text(share, 0.985, label, transform=axes.get_xaxis_transform(), ha="center", va="top", fontsize=7)
-    axes.set(title=model, xlabel="Causal pairs kept", xlim=(0, 1.08), yscale="log")
+    axes.set(xlabel="Causal pairs kept", xlim=(0, 1.08), yscale="log")
+    axes.margins(y=0.12)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.yaxis.set_major_locator(FixedLocator(TICKS))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -10,12 +10,13 @@ LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {"±": r"$\pm
 
 @dataclass(frozen=True)
 class Grid:
-    """A titled grid of text; the first column is left-aligned, the rest right-aligned. `lines` explain it."""
+    """A titled grid of text; the first `text` columns are left-aligned, the rest right-aligned. `lines` explain it."""
 
     title: str
     header: list[str]
     rows: list[list[str]]
     lines: list[str] = field(default_factory=list)
+    text: int = 1
 
 
 def markdown(title: str, grids: list[Grid], notes: list[str]) -> str:
@@ -29,18 +30,16 @@ def markdown(title: str, grids: list[Grid], notes: list[str]) -> str:
 
 
 def latex(label: str, title: str, grids: list[Grid], notes: list[str]) -> str:
-    """One floating table (needs booktabs), its notes below in small print."""
-    parts = [r"\begin{table*}", r"\centering", r"\footnotesize", f"\\caption{{{escape(title)}}}"]
-    parts.append(f"\\label{{tab:{label}}}")
-    for grid in grids:
-        parts += [rf"\textbf{{{escape(grid.title)}}}\par\smallskip"]
-        parts += [rf"{escape(line)}\par\smallskip" for line in grid.lines]
-        parts.append(rf"\begin{{tabular}}{{l{'r' * (len(grid.header) - 1)}}}")
-        parts += [r"\toprule", _latex_row(grid.header), r"\midrule"]
-        parts += [_latex_row(row) for row in grid.rows]
-        parts += [r"\bottomrule", r"\end{tabular}\par\medskip"]
-    parts += [r"\raggedright", *[rf"{escape(note)}\par" for note in notes], r"\end{table*}"]
-    return "\n".join(parts) + "\n"
+    """A floating table for each grid (needs booktabs); the notes follow in small print."""
+    parts = []
+    for number, grid in enumerate(grids, 1):
+        columns = "l" * grid.text + "r" * (len(grid.header) - grid.text)
+        parts += [r"\begin{table*}", r"\centering\scriptsize", f"\\begin{{tabular}}{{{columns}}}"]
+        parts += [r"\toprule", _latex_row(grid.header), r"\midrule", *map(_latex_row, grid.rows)]
+        parts += [r"\bottomrule", r"\end{tabular}"]
+        parts.append(f"\\caption{{{escape(' '.join([f'{title}. {grid.title}.', *grid.lines]))}}}")
+        parts += [f"\\label{{tab:{label}-{number}}}", r"\end{table*}", ""]
+    return "\n".join([*parts, r"{\footnotesize", *(rf"\par {escape(note)}" for note in notes), "}"]) + "\n"
 
 
 def escape(text: str) -> str:
@@ -53,15 +52,19 @@ def _markdown_grid(grid: Grid) -> str:
     cells = [[cell.replace("|", "\\|") for cell in row] for row in [grid.header, *grid.rows]]
     widths = [max(3, *(len(row[column]) for row in cells)) for column in range(len(grid.header))]
     header, *rows = [
-        " | ".join(_pad(cell, width, column) for column, (cell, width) in enumerate(zip(row, widths, strict=True)))
+        " | ".join(
+            _pad(cell, width, column < grid.text) for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
         for row in cells
     ]
-    rule = " | ".join("-" * width if not column else "-" * (width - 1) + ":" for column, width in enumerate(widths))
+    rule = " | ".join(
+        "-" * width if column < grid.text else "-" * (width - 1) + ":" for column, width in enumerate(widths)
+    )
     return "\n".join(f"| {line} |" for line in [header, rule, *rows])
 
 
-def _pad(cell: str, width: int, column: int) -> str:
-    return cell.rjust(width) if column else cell.ljust(width)
+def _pad(cell: str, width: int, left: bool) -> str:
+    return cell.ljust(width) if left else cell.rjust(width)
 
 
 def _latex_row(cells: list[str]) -> str:

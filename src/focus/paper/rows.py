@@ -10,7 +10,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 
 import pandas
 
@@ -62,11 +61,9 @@ class Entry:
         """The run with the lowest seed."""
         return self.runs[min(self.runs)]
 
-    def mean(self, metric: str) -> float:
-        """Mean over seeds of a scalar of the perplexity results. A soft gate weighs every pair, so it keeps all."""
-        if metric in ("pairs_kept", "far_pairs_kept") and self.row.attention == "soft":
-            return 1.0
-        return fmean(run.results["perplexity"]["metrics"][metric] for run in self.runs.values())
+    def share_kept(self, run: Run, metric: str) -> float:
+        """`pairs_kept` or `far_pairs_kept` of a run; the soft gate computes every pair, so it keeps all."""
+        return 1.0 if self.row.attention == "soft" else run.results["perplexity"]["metrics"][metric]
 
     def against(self, reference: Entry) -> statistics.Ratio:
         """Perplexity over the reference's, paired by window, each seed with its own or the only one."""
@@ -135,6 +132,12 @@ def manifest(root: Path, kind: str, name: str) -> dict:
     return json.loads(path.read_text()) if path.exists() else {}
 
 
+def display_name(root: Path, model: str) -> str:
+    """The model's name, called a stand-in where its manifest calls it one."""
+    stands_in = manifest(root, "models", model).get("note", "").lower().startswith("stand-in")
+    return f"{model} (stand-in)" if stands_in else model
+
+
 def _entry(exhibit: Exhibit, experiment: Experiment, root: Path, model: str, row: Row, partial: bool) -> Entry:
     method = experiment.methods[row.method]
     attention = {"full": "", "soft": ", soft"}.get(row.attention, f", hard k={row.top_k}")
@@ -182,7 +185,7 @@ def _metrics(entry: Entry, run: Run, base: Entry | None, seed: int) -> Iterator[
         yield line("perplexity", "perplexity_ratio", ratio.value, ratio.error, printed_ratio(entry))
     yield line("perplexity", "tokens", metrics["tokens"])
     for share in ("pairs_kept", "far_pairs_kept"):
-        yield line("perplexity", share, 1.0 if entry.row.attention == "soft" else metrics[share])
+        yield line("perplexity", share, entry.share_kept(run, share))
     yield line(
         "perplexity", "trained_parameters", metrics["trained_parameters"], None, printed_value(entry, "parameters")
     )

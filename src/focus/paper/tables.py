@@ -79,9 +79,10 @@ def _of_model(model: str, entries: list[Entry], exhibit: Exhibit, root: Path) ->
     mine = [entry for entry in entries if entry.model == model]
     base = rows.reference(mine, model)
     lines = _measured_on(mine, rows.manifest(root, "models", model))
-    grids = [Grid(f"{model}: perplexity", *_perplexity(mine, base), lines)]
+    name = rows.display_name(root, model)
+    grids = [Grid(f"{name}: perplexity", *_perplexity(mine, base), lines)]
     if exhibit.downstream and any(entry.runs for entry in mine):
-        grids.append(Grid(f"{model}: accuracy, percent", *_accuracy(mine, base)))
+        grids.append(Grid(f"{name}: accuracy, percent", *_accuracy(mine, base)))
     return grids
 
 
@@ -100,8 +101,10 @@ def _perplexity(entries: list[Entry], base: Entry | None) -> tuple[list[str], li
         values, errors = zip(*measured, strict=True)
         line = [entry.label, number(fmean(values), None if None in errors else fmean(errors))]
         if several:
-            line.append("one seed" if len(values) == 1 else f"± {number(statistics.spread(values))} ({len(values)})")
-        line += [change, *paper, percent(entry.mean("far_pairs_kept")), f"{entry.mean('trained_parameters'):,.0f}"]
+            line.append("-" if len(values) == 1 else f"± {number(statistics.spread(values))} ({len(values)})")
+        far = fmean(entry.share_kept(run, "far_pairs_kept") for run in entry.runs.values())
+        trained = entry.first.results["perplexity"]["metrics"]["trained_parameters"]
+        line += [change, *paper, percent(far), f"{trained:,}"]
         lines.append(line)
     return header, lines
 
@@ -219,7 +222,9 @@ def _notes(entries: list[Entry], exhibit: Exhibit, experiment: Experiment, root:
     if seeds == {1}:
         notes.append("One seed, so no spread over seeds.")
     elif seeds:
-        notes.append("Over seeds: standard deviation (number of seeds). Other values are means over seeds.")
+        notes.append(
+            "Over seeds: standard deviation (number of seeds), a dash where nothing trains. Other values are means over seeds."
+        )
     notes += [
         "± of a perplexity: standard error over windows. Ratio to pretrained: its standard error comes from the "
         "differences paired by window.",
