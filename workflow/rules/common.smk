@@ -13,9 +13,9 @@ def load_experiment():
     """The checked scale; a mistake in a config file ends the run here, in one line, with exit code 2."""
     settings = workflow.config_settings
     files = ["config/config.yaml", *settings.configfiles]
-    files = [Path(os.path.relpath(file)) for file in files]
+    files = [Path(str(file).removeprefix(f"{Path.cwd()}/")) for file in files]
     try:
-        return scales.load(files, settings.config)
+        return scales.load(files, settings.config_args)
     except UserError as error:
         end(error)
 
@@ -138,6 +138,26 @@ def row_results(kind, name, models=None):
         for row in exhibit.rows
         for measure in ["perplexity"] + ["downstream"] * exhibit.downstream
         for seed in experiment.seeds_of(model, row.method)
+    ]
+
+
+def exhibit_results(kind, name):
+    """What a table or figure is made from: its rows' results, how they were trained, and what they ran on."""
+    exhibit = getattr(experiment, kind)[name]
+    models = exhibit_models(exhibit)
+    trained = [
+        f"<results>/training/{model}/{exhibit.corpus}/{method}/seed{seed}/result.json"
+        for model in models
+        for method in sorted({row.method for row in exhibit.rows})
+        if experiment.methods[method].training
+        for seed in experiment.seeds_of(model, method)
+    ]
+    manifests = [f"<results>/models/{model}.json" for model in models]
+    return [
+        *row_results(kind, name),
+        *trained,
+        *manifests,
+        f"<results>/corpora/{exhibit.corpus}.json",
     ]
 
 

@@ -2,7 +2,7 @@ rule table:
     input:
         code=code("focus.paper.tables"),
         printed="src/focus/paper/printed.yaml",
-        results=lambda wildcards: row_results("tables", wildcards.table),
+        results=lambda wildcards: exhibit_results("tables", wildcards.table),
     output:
         csv="<results>/tables/{table}.csv",
         md=report(
@@ -33,7 +33,7 @@ rule figure:
     input:
         code=code("focus.paper.figures"),
         printed="src/focus/paper/printed.yaml",
-        results=lambda wildcards: row_results("figures", wildcards.figure),
+        results=lambda wildcards: exhibit_results("figures", wildcards.figure),
     output:
         pdf="<results>/figures/{figure}.pdf",
         png=report(
@@ -64,7 +64,9 @@ rule claims:
         code=code("focus.paper.claims"),
         printed="src/focus/paper/printed.yaml",
         claims="config/claims.yaml",
-        results=[path for kind, name in EXHIBITS for path in row_results(kind, name)],
+        results=[
+            path for kind, name in EXHIBITS for path in exhibit_results(kind, name)
+        ],
     output:
         json="<results>/claims.json",
         md=report(
