@@ -172,7 +172,7 @@ def _near(away: float, error: float, allowed: float) -> str:
     return "contradicted" if away - 2 * error > allowed else "undecided"
 
 
-def measure(claim: Claim, entry: Entry, run: Run, other: Run | None) -> list[Measured]:
+def measure(claim: Claim, run: Run, other: Run | None) -> list[Measured]:
     """The claim's metric for one run, one value a task for accuracy: percent, points, or the plain number.
 
     The error of an accuracy's change is at least one item, since few items without a flip do not prove that there are
@@ -188,7 +188,7 @@ def measure(claim: Claim, entry: Entry, run: Run, other: Run | None) -> list[Mea
         return [Measured("", value, error or 0.0)]
     if claim.metric == "trained_parameters":
         return [Measured("", float(run.results["perplexity"]["metrics"][claim.metric]), 0.0)]
-    return [Measured("", 100 * entry.share_kept(run, claim.metric), 0.0)]
+    return [Measured("", 100 * run.results["perplexity"]["metrics"][claim.metric], 0.0)]
 
 
 def _accuracy(claim: Claim, task: str, run: Run, other: Run | None) -> Measured:
@@ -233,7 +233,7 @@ def _case(claim: Claim, model: str, corpus: str, subject: Entry, reference: Entr
     for seed, run in subject.runs.items():
         other = reference.runs.get(seed, reference.first) if reference else None
         measured = []
-        for each in measure(claim, subject, run, other):
+        for each in measure(claim, run, other):
             verdict = judge(claim, each.value, each.error) if comparable else "not comparable"
             measured.append(each._asdict() | {"verdict": verdict})
         seeds[str(seed)] = {"verdict": _worst([each["verdict"] for each in measured]), "measured": measured}

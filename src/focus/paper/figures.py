@@ -82,8 +82,7 @@ def points(entries: list[Entry], model: str) -> list[tuple[Entry, float, float, 
         if entry.model != model or not entry.runs:
             continue
         change = entry.against(base)
-        share = fmean(entry.share_kept(run, "pairs_kept") for run in entry.runs.values())
-        found.append((entry, share, change.value, change.error or 0.0))
+        found.append((entry, entry.mean("pairs_kept"), change.value, change.error or 0.0))
     return found
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 
 import pandas
 
@@ -39,8 +40,9 @@ class Run:
 
     @property
     def tasks(self) -> dict[str, dict]:
-        """{task: {"accuracy", "items", "correct", "beyond_window", ...}}; empty when the row has no downstream."""
-        return self.results["downstream"]["metrics"]["tasks"] if "downstream" in self.results else {}
+        """{task: {"items", "correct", "beyond_window", ...}} in the paper's order; empty without downstream results."""
+        measured = self.results["downstream"]["metrics"]["tasks"] if "downstream" in self.results else {}
+        return {task: measured[task] for task in TASKS if task in measured}
 
 
 @dataclass(frozen=True)
@@ -61,9 +63,9 @@ class Entry:
         """The run with the lowest seed."""
         return self.runs[min(self.runs)]
 
-    def share_kept(self, run: Run, metric: str) -> float:
-        """`pairs_kept` or `far_pairs_kept` of a run; the soft gate computes every pair, so it keeps all."""
-        return 1.0 if self.row.attention == "soft" else run.results["perplexity"]["metrics"][metric]
+    def mean(self, metric: str) -> float:
+        """Mean over seeds of a scalar metric of the perplexity results."""
+        return fmean(run.results["perplexity"]["metrics"][metric] for run in self.runs.values())
 
     def against(self, reference: Entry) -> statistics.Ratio:
         """Perplexity over the reference's, paired by window, each seed with its own or the only one."""
@@ -185,7 +187,7 @@ def _metrics(entry: Entry, run: Run, base: Entry | None, seed: int) -> Iterator[
         yield line("perplexity", "perplexity_ratio", ratio.value, ratio.error, printed_ratio(entry))
     yield line("perplexity", "tokens", metrics["tokens"])
     for share in ("pairs_kept", "far_pairs_kept"):
-        yield line("perplexity", share, entry.share_kept(run, share))
+        yield line("perplexity", share, metrics[share])
     yield line(
         "perplexity", "trained_parameters", metrics["trained_parameters"], None, printed_value(entry, "parameters")
     )

@@ -102,9 +102,7 @@ def _perplexity(entries: list[Entry], base: Entry | None) -> tuple[list[str], li
         line = [entry.label, number(fmean(values), None if None in errors else fmean(errors))]
         if several:
             line.append("-" if len(values) == 1 else f"± {number(statistics.spread(values))} ({len(values)})")
-        far = fmean(entry.share_kept(run, "far_pairs_kept") for run in entry.runs.values())
-        trained = entry.first.results["perplexity"]["metrics"]["trained_parameters"]
-        line += [change, *paper, percent(far), f"{trained:,}"]
+        line += [change, *paper, percent(entry.mean("far_pairs_kept")), f"{entry.mean('trained_parameters'):,.0f}"]
         lines.append(line)
     return header, lines
 
@@ -223,7 +221,8 @@ def _notes(entries: list[Entry], exhibit: Exhibit, experiment: Experiment, root:
         notes.append("One seed, so no spread over seeds.")
     elif seeds:
         notes.append(
-            "Over seeds: standard deviation (number of seeds), a dash where nothing trains. Other values are means over seeds."
+            "Over seeds: standard deviation (number of seeds), a dash where nothing trains. Other values are means over "
+            "seeds."
         )
     notes += [
         "± of a perplexity: standard error over windows. Ratio to pretrained: its standard error comes from the "
