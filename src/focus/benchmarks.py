@@ -43,10 +43,10 @@ def _requests(source: Path, name: str) -> Iterator[dict]:
         yield json.loads(line)
 
 
-def _arc_easy(source: Path) -> Iterator[dict]:
+def _arc_easy(source: Path, requests: str = "arc_easy/test_rc_5shot") -> Iterator[dict]:
     """The archive holds the test part as rendered requests only, one for each choice."""
     seen = set()
-    for request in _requests(source, "arc_easy/test_rc_5shot"):
+    for request in _requests(source, requests):
         number, document = request["doc_id"], request["doc"]
         if number in seen or number >= WITHOUT_CONTEXT:
             continue

@@ -137,11 +137,14 @@ def writing(path: Path) -> Iterator[None]:
     """Turn a full disk, a read-only folder and the like into a UserError that names the path."""
     try:
         yield
-    except OSError as error:
-        where = error.filename or path
+    except UserError:
+        raise
+    except Exception as error:
+        if not isinstance(error, OSError) and "No space left" not in str(error):  # safetensors has errors of its own
+            raise
+        where, reason = getattr(error, "filename", None) or path, getattr(error, "strerror", None) or error
         raise UserError(
-            f"{where}: cannot write to the cache ({error.strerror or error}); free some space or set FOCUS_CACHE to a "
-            "folder that can be written"
+            f"{where}: cannot write to the cache ({reason}); free some space or let FOCUS_CACHE name another folder"
         ) from error
 
 
@@ -149,9 +152,11 @@ def _make(target: Path, make: Callable[[Path], dict]) -> dict:
     with partial(target) as folder:
         record = make(folder)
         record |= {"files": describe(folder)}
+        (folder / RECORD).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
         for path in folder.iterdir():
             path.chmod(0o644)
-        (folder / RECORD).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
         if target.exists():
             shutil.rmtree(target)
         folder.rename(target)

@@ -66,8 +66,6 @@ def markdown(source: str) -> str:
     and the links to the previous and next page go."""
     source = MARKDOWN_NAVIGATION.sub("", source)
     source = MARKDOWN_LINK.sub(r"\1", source)
-    source = re.sub(r'(?<=\w) "\s+_(?=\w)', ' "_', source)
-    source = re.sub(r'(?<=\w)_\s+" ', '_" ', source)
     source = re.sub(r"(?m)^ {0,2}#+ (.*)$", r"\n\1\n", source)
     source = re.sub(r"(?m)^[ >]*(?:[*-] *){3,}$", "", source)
     source = re.sub(r"(?m)^ *(?:[*+-]|\d+\\?\.) ", "\n", source)
@@ -79,7 +77,7 @@ def markdown(source: str) -> str:
         text = re.sub(r"(\w)- (?=[a-z])", r"\1-", " ".join(rows))
         text = re.sub(r"\*+|(?<!\w)_+|_+(?!\w)", "", text)
         text = re.sub(r"\\([-.+*_#()\[\]])", r"\1", html.unescape(text))
-        paragraphs.append(_tidy(text))
+        paragraphs.append(re.sub(r'(^|\s)"\s', _attach, _tidy(text)))
     return "\n\n".join(paragraph for paragraph in paragraphs if re.search(r"\w", paragraph))
 
 
@@ -99,6 +97,12 @@ def wikitext(source: str) -> str:
     text = re.sub(r"'{2,}", "", text)
     text = re.sub(r"__[A-Z]+__", "", html.unescape(html.unescape(text)))
     return "\n\n".join(_sections(text.split("\n")))
+
+
+def _attach(match: re.Match) -> str:
+    """A quotation mark between two spaces goes with the text it opens or, after an odd number of marks, closes."""
+    closing = match.string.count('"', 0, match.start()) % 2
+    return '" ' if closing else f'{match[1]}"'
 
 
 def _element(match: re.Match) -> str:

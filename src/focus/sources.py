@@ -6,6 +6,7 @@ FOCUS_ARCHIVES, which holds archives the user fetched elsewhere, is looked into 
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from focus.cache import cache_root, locked, partial, sha256, writing
 from focus.errors import UserError
@@ -173,6 +175,8 @@ class HubFiles:
                         self.repository, name, revision=self.revision, repo_type=self.repo_type, local_dir=folder
                     )
                 except Exception as error:  # the client raises errors of several libraries
+                    if getattr(error, "errno", None) == errno.ENOSPC:
+                        raise
                     raise Unreachable(_one_line(str(error)) or type(error).__name__) from error
                 got = sha256(Path(found))
                 if got != expected:
@@ -259,26 +263,29 @@ def _debian_data(path: Path) -> bytes:
 
 def _run(command: list[str], folder: Path, what: str) -> None:
     """Run a downloader inside `folder`, saying every few seconds how far it is; Unreachable with its last error."""
-    log = folder / "log.txt"
     print(f"fetching {what}", flush=True)
-    with open(log, "wb") as output:
-        environment = os.environ | {"TMPDIR": str(folder), "LC_ALL": "C"}
+    environment = os.environ | {"TMPDIR": str(folder), "LC_ALL": "C"}
+    with TemporaryFile() as log:
         try:
-            process = subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=output)
+            process = subprocess.Popen(command, cwd=folder, env=environment, stdout=log, stderr=log)
         except FileNotFoundError:
             raise Unreachable(f"{command[0]} is not installed") from None
-    try:
-        shown = time.monotonic()
-        while process.poll() is None:
-            time.sleep(0.1)
-            if time.monotonic() - shown > 5:
-                shown = time.monotonic()
-                print(f"fetching {what}: {_size(folder) / 1e6:.0f} MB so far", flush=True)
-    finally:
-        process.kill()
-        process.wait()
+        try:
+            shown = time.monotonic()
+            while process.poll() is None:
+                time.sleep(0.1)
+                if time.monotonic() - shown > 5:
+                    shown = time.monotonic()
+                    print(f"fetching {what}: {_size(folder) / 1e6:.0f} MB so far", flush=True)
+        finally:
+            process.kill()
+            process.wait()
+        log.seek(0)
+        said = log.read().decode(errors="replace")
+    if process.returncode and "No space left on device" in said:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     if process.returncode:
-        raise Unreachable(_one_line(log.read_text(errors="replace")) or f"{command[0]} exited {process.returncode}")
+        raise Unreachable(_one_line(said) or f"{command[0]} exited {process.returncode}")
 
 
 def _size(folder: Path) -> int:
