@@ -102,7 +102,7 @@ def _footnote(entries: list[Entry], exhibit: Exhibit, experiment: Experiment) ->
     missing = sorted({f"{entry.label} on {entry.model}" for entry in entries if not entry.runs})
     lines = [
         f"Scale {experiment.scale}, text {exhibit.corpus}, seeds {', '.join(map(str, seeds))}; bars: two standard "
-        "errors, paired by window.",
+        "errors, paired by window, over seeds too where there are several.",
         "Grey: the paper's Table 7 (K=4, PG-19). A soft gate weighs every pair, so it keeps all.",
     ]
     return "\n".join(lines + [f"Not run: {'; '.join(missing)}." for _ in missing[:1]])

@@ -221,8 +221,8 @@ def _notes(entries: list[Entry], exhibit: Exhibit, experiment: Experiment, root:
         notes.append("One seed, so no spread over seeds.")
     elif seeds:
         notes.append(
-            "Over seeds: standard deviation (number of seeds), a dash where nothing trains. Other values are means over "
-            "seeds."
+            "Over seeds: standard deviation (number of seeds), a dash where nothing trains. Other values are means "
+            "over seeds."
         )
     notes += [
         "± of a perplexity: standard error over windows. Ratio to pretrained: its standard error comes from the "
