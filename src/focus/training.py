@@ -67,7 +67,7 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
         method.attach(network, job.settings, window=job.model_settings.window, seed=job.seed)
         method.choose(network, method.TRAINING_ATTENTION, None)
         if job.model_settings.gradient_checkpointing:
-            network.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            network.activation_checkpointing_enable({"use_reentrant": False})
         dtype = product_dtype(job.precision, network.device)
         store = Checkpoints(checkpoints, fingerprint(settings, code, revisions))
         metrics = fit(
