@@ -170,3 +170,13 @@ def test_tables_figures_and_claims_need_no_model():
     imports = "import sys, focus.paper.tables, focus.paper.figures, focus.paper.claims"
     check = f"{imports}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_html_holds_the_same_cells_escaped(results):
+    written = made(results, experiment())
+    page = (results / "tables/table1.html").read_text()
+    for row in cells(written["md"], "gpt2-mini (stand-in): perplexity").values():
+        assert all(f">{cell.replace(chr(39), '&#x27;')}</" in page for cell in row if "-:" not in cell)
+    grid = layout.Grid("a < b", ["Row", "`x`"], [["<script>", "1"]])
+    assert "<script>" not in layout.page("t", [grid], [])
+    assert "<code>x</code>" in layout.page("t", [grid], [])

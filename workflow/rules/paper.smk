@@ -5,8 +5,9 @@ rule table:
         results=lambda wildcards: exhibit_results("tables", wildcards.table),
     output:
         csv="<results>/tables/{table}.csv",
-        md=report(
-            "<results>/tables/{table}.md",
+        md="<results>/tables/{table}.md",
+        html=report(
+            "<results>/tables/{table}.html",
             caption="../report/table.rst",
             category="Tables",
         ),
@@ -69,8 +70,9 @@ rule claims:
         ],
     output:
         json="<results>/claims.json",
-        md=report(
-            "<results>/claims.md", caption="../report/claims.rst", category="Claims"
+        md="<results>/claims.md",
+        html=report(
+            "<results>/claims.html", caption="../report/claims.rst", category="Claims"
         ),
     log:
         "<results>/logs/claims.log",

@@ -101,16 +101,17 @@ def write(
     *,
     partial: bool = False,
 ) -> None:
-    """Write the verdicts as JSON and as a page.
+    """Write the verdicts as JSON and as a page: Markdown, and HTML beside it.
 
     Raises UserError when a result that the scale names is missing, unless `partial`.
     """
     entries = _gather(experiment, results_root, partial)
     decided = [decide(claim, entries) for claim in load(claims_file)]
-    page = _page(decided, experiment, entries, results_root)
     content = json.dumps({"scale": experiment.scale, "claims": decided}, indent=2, ensure_ascii=False)
+    title, page = f"Claims at scale {experiment.scale}", _page(decided, entries, results_root)
     write_atomically(Path(output_json), content + "\n")
-    write_atomically(Path(output_markdown), page)
+    write_atomically(Path(output_markdown), layout.markdown(title, *page))
+    write_atomically(Path(output_markdown).with_suffix(".html"), layout.page(title, *page))
 
 
 def decide(claim: Claim, entries: dict[tuple, Entry]) -> dict:
@@ -258,7 +259,7 @@ def _rounding(number: float) -> float:
     return 0.5 * 10.0 ** -len(decimals)
 
 
-def _page(decided: list[dict], experiment: Experiment, entries: dict[tuple, Entry], root: Path) -> str:
+def _page(decided: list[dict], entries: dict[tuple, Entry], root: Path) -> tuple[list[layout.Grid], list[str]]:
     models = list(dict.fromkeys(model for model, _, _ in entries))
     grids = []
     for origin, title in (("paper", "What the paper claims"), ("ours", "Controls that the paper lacks")):
@@ -289,9 +290,8 @@ def _page(decided: list[dict], experiment: Experiment, entries: dict[tuple, Entr
         "Changes of perplexity are percent, changes of accuracy points, of several tasks the one that decides; each "
         "with its standard error.",
     ]
-    rules = [f"{claim['id']} ({claim['place']}): {_rule(claim)}" for claim in decided]
-    how = "## How each is decided\n\n" + "\n".join(f"- {rule}" for rule in rules) + "\n"
-    return layout.markdown(f"Claims at scale {experiment.scale}", grids, notes) + "\n" + how
+    rules = [[claim["id"], claim["place"], _rule(claim)] for claim in decided]
+    return [*grids, layout.Grid("How each is decided", ["Claim", "Place", "Rule"], rules, text=3)], notes
 
 
 def _named(claim: dict) -> dict:

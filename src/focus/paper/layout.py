@@ -1,11 +1,18 @@
-"""Headings, grids and notes, written as Markdown or LaTeX from the same cells."""
+"""Headings, grids and notes, written as Markdown, HTML or LaTeX from the same cells."""
 
 from __future__ import annotations
 
+import html
 import re
 from dataclasses import dataclass, field
 
 LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {"±": r"$\pm$", "~": r"\textasciitilde{}"}
+
+
+STYLE = (
+    "body{font:14px sans-serif;margin:2em} table{border-collapse:collapse} td,th{padding:.2em .7em;"
+    "border-bottom:1px solid #ccc} .left{text-align:left} .right{text-align:right;white-space:nowrap}"
+)
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,19 @@ def markdown(title: str, grids: list[Grid], notes: list[str]) -> str:
     return "\n\n".join([*parts, "\n".join(f"- {note}" for note in notes)]) + "\n"
 
 
+def page(title: str, grids: list[Grid], notes: list[str]) -> str:
+    """The same as an HTML page, which the Snakemake report can show."""
+    parts = ["<!doctype html>", '<meta charset="utf-8">', f"<style>{STYLE}</style>", f"<h1>{_html(title)}</h1>"]
+    for grid in grids:
+        parts += [f"<h2>{_html(grid.title)}</h2>", *(f"<p>{_html(line)}</p>" for line in grid.lines), "<table>"]
+        for tag, cells in [("th", grid.header), *(("td", row) for row in grid.rows)]:
+            sides = ["left" if column < grid.text else "right" for column in range(len(cells))]
+            row = (f'<{tag} class="{side}">{_html(cell)}</{tag}>' for side, cell in zip(sides, cells, strict=True))
+            parts.append(f"<tr>{''.join(row)}</tr>")
+        parts.append("</table>")
+    return "\n".join([*parts, "<ul>", *(f"<li>{_html(note)}</li>" for note in notes), "</ul>"]) + "\n"
+
+
 def latex(label: str, title: str, grids: list[Grid], notes: list[str]) -> str:
     """A floating table for each grid (needs booktabs); the notes follow in small print."""
     parts = []
@@ -46,6 +66,10 @@ def escape(text: str) -> str:
     """Text as LaTeX shows it; backquoted names become typewriter."""
     escaped = "".join(LATEX.get(character, character) for character in text)
     return re.sub(r"`([^`]*)`", r"\\texttt{\1}", escaped)
+
+
+def _html(text: str) -> str:
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
 
 
 def _markdown_grid(grid: Grid) -> str:

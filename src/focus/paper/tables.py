@@ -1,4 +1,4 @@
-"""Tables from result files: CSV for machines, Markdown and LaTeX for people, each number beside the paper's."""
+"""Tables from result files: CSV for machines; Markdown, HTML and LaTeX for people, each number beside the paper's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(
     *,
     partial: bool = False,
 ) -> None:
-    """Write `output_prefix`.csv, .md and .tex.
+    """Write `output_prefix`.csv, .md, .html and .tex.
 
     Raises UserError when a result is missing, unless `partial`: then its row says "not run" and why.
     """
@@ -35,6 +35,7 @@ def write(
     notes = _notes(entries, exhibit, experiment, results_root)
     write_atomically(Path(f"{output_prefix}.csv"), rows.frame(entries).to_csv(index=False))
     write_atomically(Path(f"{output_prefix}.md"), layout.markdown(exhibit.title, grids, notes))
+    write_atomically(Path(f"{output_prefix}.html"), layout.page(exhibit.title, grids, notes))
     write_atomically(Path(f"{output_prefix}.tex"), layout.latex(table, exhibit.title, grids, notes))
 
 
