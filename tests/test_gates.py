@@ -49,7 +49,7 @@ def test_terms_are_the_four_readings():
     ]:
         got = gate_terms(affinity, gate, lam)
         torch.testing.assert_close(got, (factor, bias))
-    with pytest.raises(ValueError, match="gate: expected .* got 'other'"):
+    with pytest.raises(ValueError, match=r"gate: expected .* got 'other'"):
         gate_terms(affinity, "other", lam)
 
 

@@ -12,11 +12,12 @@ from functools import cache
 import torch
 from torch import Tensor
 from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin
 
 from focus.errors import UserError
 
 
-class Memory:
+class Memory(CacheLayerMixin):
     """Mixed into a cache layer; assignments [B, n, K] and ordinals [B, n] of the n tokens whose keys it holds.
 
     The ordinal of a token is how many real tokens its sequence has up to it, so that the first real tokens are known
@@ -80,7 +81,9 @@ class Memory:
 
 def memory_of(cache: Cache, layer_idx: int) -> Memory:
     """The memory inside the cache's layer, mixed in at the first call."""
-    layer = cache.layers[layer_idx]
+    layer = cache.layers[layer_idx] if layer_idx < len(cache.layers) else None
+    if not isinstance(layer, CacheLayerMixin):
+        raise UserError(f"cache: expected layer {layer_idx} to hold keys of its own, got {type(layer).__name__}")
     if not isinstance(layer, Memory):
         layer.__class__ = _remembering(type(layer))
     return layer

@@ -62,7 +62,7 @@ def dominance(assignment: Tensor, padding_mask: Tensor | None = None) -> float:
     """Share of the real tokens of a batch whose largest group is the fullest one: 1/K is even, 1 is collapse."""
     largest = assignment.argmax(dim=-1)
     real = largest.flatten() if padding_mask is None else largest[padding_mask]
-    return (torch.bincount(real).max() / real.numel()).item()
+    return torch.bincount(real).max().item() / real.numel()
 
 
 def pairs_kept(
