@@ -124,7 +124,7 @@ def exhibit_slice(kind, name):
 
 
 def exhibit_files(kind, name):
-    suffixes = {"tables": ("csv", "md", "tex"), "figures": ("pdf", "png")}[kind]
+    suffixes = {"tables": ("csv", "md", "html", "tex"), "figures": ("pdf", "png")}[kind]
     return [f"<results>/{kind}/{name}.{suffix}" for suffix in suffixes]
 
 
