@@ -156,6 +156,8 @@ def test_the_page_shows_statement_number_and_rule(tmp_path):
     assert "by more than 2 standard errors (two standard errors of the differences paired by window)" in page
     control = next(line for line in page.splitlines() if line.startswith("| C.improves"))
     assert "holds" in control
+    task = next(line for line in page.splitlines() if line.startswith("| T1.no-degradation"))
+    assert "+0.0 ± 0.0 points (n=10, 3 % of positions beyond the window)" in task
     assert "-9.5" in control
 
 

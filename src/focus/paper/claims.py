@@ -22,7 +22,7 @@ from focus.paper.rows import TASKS, Entry, Run
 from focus.provenance import write_atomically
 
 EXACT = 1e-4
-UNITS = {"perplexity": "", "accuracy": " %", "pairs_kept": " %", "far_pairs_kept": " %", "trained_parameters": ""}
+UNITS = {"perplexity": "", "pairs_kept": " %", "far_pairs_kept": " %"}
 
 
 class Claim(Strict):
@@ -52,8 +52,8 @@ class Claim(Strict):
             raise ValueError(f"relation: expected one of {relations} for kind {self.kind}, got {self.relation}")
         if (self.limit is not None) != (self.kind == "bound"):
             raise ValueError(f"limit belongs to kind bound and only there, got kind {self.kind}")
-        if self.reference is None and self.kind in ("ordering", "identity"):
-            raise ValueError(f"reference: expected method/variant for kind {self.kind}, got none")
+        if self.reference is None and (self.kind in ("ordering", "identity") or self.metric == "accuracy"):
+            raise ValueError(f"reference: expected method/variant for {self.kind} of {self.metric}, got none")
         if self.reference is not None and self.metric not in ("perplexity", "accuracy"):
             raise ValueError(f"reference: expected none for metric {self.metric}, got {self.reference}")
         if self.kind == "value" and (len(self.printed) != 1 or not self.models or not self.corpora):
@@ -192,14 +192,10 @@ def measure(claim: Claim, run: Run, other: Run | None) -> list[Measured]:
     return [Measured("", 100 * run.results["perplexity"]["metrics"][claim.metric], 0.0)]
 
 
-def _accuracy(claim: Claim, task: str, run: Run, other: Run | None) -> Measured:
-    correct = run.tasks[task]["correct"]
-    if other is None:
-        share, error = statistics.accuracy(correct)
-        return Measured(TASKS[task], 100 * share, 100 * (error or 0.0))
-    flips = statistics.flips(correct, other.tasks[task]["correct"])
+def _accuracy(claim: Claim, task: str, run: Run, other: Run) -> Measured:
+    flips = statistics.flips(run.tasks[task]["correct"], other.tasks[task]["correct"])
     least = 0.0 if claim.kind == "identity" else 1 / flips.items
-    return Measured(TASKS[task], 100 * flips.change, 100 * max(flips.error, least))
+    return Measured(task, 100 * flips.change, 100 * max(flips.error, least))
 
 
 def _gather(experiment: Experiment, root: Path, partial: bool) -> dict[tuple, Entry]:
@@ -236,7 +232,9 @@ def _case(claim: Claim, model: str, corpus: str, subject: Entry, reference: Entr
         measured = []
         for each in measure(claim, run, other):
             verdict = judge(claim, each.value, each.error) if comparable else "not comparable"
-            measured.append(each._asdict() | {"verdict": verdict})
+            task = run.tasks[each.name] if claim.metric == "accuracy" else {}
+            seen = {key: task[key] for key in ("items", "beyond_window") if key in task}
+            measured.append(each._asdict() | {"verdict": verdict} | seen)
         seeds[str(seed)] = {"verdict": _worst([each["verdict"] for each in measured]), "measured": measured}
     source = "downstream" if claim.metric == "accuracy" else "perplexity"
     paths = [run.paths[source] for entry in (subject, reference) if entry for run in entry.runs.values()]
@@ -322,16 +320,13 @@ def _measured(claim: dict, measured: list[dict]) -> str:
     """One seed's number; of several tasks the one that decides."""
     worst = _worst([each["verdict"] for each in measured])
     deciding = next(each for each in measured if each["verdict"] == worst)
-    value, error, name = deciding["value"], deciding["error"], f"{deciding['name']} ".lstrip()
+    value, error = deciding["value"], deciding["error"]
+    if claim["metric"] == "accuracy":
+        sample = f"n={deciding['items']}, {100 * deciding['beyond_window']:.0f} % of positions beyond the window"
+        return f"{TASKS[deciding['name']]} {value:+.1f} ± {error:.1f} points ({sample})"
     if claim["reference"]:
-        decimals = 2 if claim["metric"] == "perplexity" else 1
-        unit = " %" if claim["metric"] == "perplexity" else " points"
-        return f"{name}{value:+.{decimals}f} ± {error:.{decimals}f}{unit}"
-    return (
-        f"{name}{value:,.0f}"
-        if claim["metric"] == "trained_parameters"
-        else f"{name}{value:,.1f}{UNITS[claim['metric']]}"
-    )
+        return f"{value:+.2f} ± {error:.2f} %"
+    return f"{value:,.0f}" if claim["metric"] == "trained_parameters" else f"{value:,.1f}{UNITS[claim['metric']]}"
 
 
 def _rule(claim: dict) -> str:
