@@ -52,4 +52,4 @@ def test_missing_results_stop_or_are_named(tmp_path, monkeypatch):
     said = []
     monkeypatch.setattr("matplotlib.figure.Figure.supxlabel", lambda self, text, **_: said.append(text))
     figures.write("quality", exhibit, settings, tmp_path, tmp_path / "figure", partial=True)
-    assert "Not run: Focus, soft on gpt2-mini." in said[0]
+    assert "Not run: Focus, soft on gpt2-mini." in said[0].replace("\n", " ")

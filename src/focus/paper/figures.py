@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from pathlib import Path
 from statistics import fmean
 
@@ -100,12 +101,14 @@ def paper_points() -> list[tuple[str, str, float, float]]:
 def _footnote(entries: list[Entry], exhibit: Exhibit, experiment: Experiment) -> str:
     seeds = sorted({seed for entry in entries for seed in entry.runs})
     missing = sorted({f"{entry.label} on {entry.model}" for entry in entries if not entry.runs})
-    lines = [
-        f"Scale {experiment.scale}, text {exhibit.corpus}, seeds {', '.join(map(str, seeds))}; bars: two standard "
-        "errors, paired by window, over seeds too where there are several.",
-        "Grey: the paper's Table 7 (K=4, PG-19). A soft gate weighs every pair, so it keeps all.",
+    sentences = [
+        f"Scale {experiment.scale}, text {exhibit.corpus}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}.",
+        "Bars: two standard errors, paired by window.",
+        "Grey: the paper's Table 7 (K=4, PG-19).",
+        "A soft gate weighs every pair, so it keeps all.",
+        f"Not run: {'; '.join(missing)}." if missing else "",
     ]
-    return "\n".join(lines + [f"Not run: {'; '.join(missing)}." for _ in missing[:1]])
+    return textwrap.fill(" ".join(sentences), 30 + 60 * len({entry.model for entry in entries}))
 
 
 def _styles(entries: list[Entry]) -> dict[str, tuple[str, tuple, str]]:
