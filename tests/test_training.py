@@ -65,7 +65,7 @@ def start_slow_run(world, job, name):
     return process
 
 
-def wait_for(condition, seconds=60):
+def wait_for(condition, seconds=300):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end
@@ -129,6 +129,31 @@ def test_a_checkpoint_of_other_settings_is_ignored(world, monkeypatch):
             run(world, two_phases(), "reused")
     assert (world.outputs("reused")["checkpoints"] / "latest.pt").exists()
     assert numbers(run(world, other, "reused")) == expected
+
+
+@pytest.mark.parametrize("kept", [0, 300, -100])
+def test_a_damaged_checkpoint_starts_the_run_again(world, monkeypatch, capsys, kept):
+    expected = numbers(run(world, two_phases(), "whole"))
+    with monkeypatch.context() as patch:
+        patch.setattr(training, "publishing", None)
+        with pytest.raises(TypeError):
+            run(world, two_phases(), "damaged")
+    path = world.outputs("damaged")["checkpoints"] / "latest.pt"
+    path.write_bytes(path.read_bytes()[:kept])
+    assert numbers(run(world, two_phases(), "damaged")) == expected
+    assert "starting again, because it is damaged" in capsys.readouterr().out
+
+
+def test_training_reads_no_held_out_document(world, monkeypatch):
+    read, tokenise = [], training.tokenise
+
+    def remember(documents, *arguments):
+        read.extend(document.name for document in documents)
+        return tokenise(documents, *arguments)
+
+    monkeypatch.setattr(training, "tokenise", remember)
+    run(world, train_job(focus_method([CENTROIDS])), "separate")
+    assert read == ["d0", "d1", "d3", "d4"]
 
 
 def test_only_what_a_phase_trains_is_written(world):

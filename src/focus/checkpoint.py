@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from filelock import FileLock, Timeout
@@ -36,10 +37,14 @@ class Checkpoints:
         os.replace(temporary, self.path)
 
     def load(self) -> dict | None:
-        """The latest state of this run, or None."""
-        if not self.path.exists():
+        """The latest state of this run, or None where there is none that can be read."""
+        try:
+            state = torch.load(self.path, map_location="cpu", weights_only=True)
+        except FileNotFoundError:
             return None
-        state = torch.load(self.path, map_location="cpu", weights_only=True)
+        except (RuntimeError, EOFError, UnpicklingError):
+            print(f"{self.path}: starting again, because it is damaged", flush=True)
+            return None
         return state if state["fingerprint"] == self.fingerprint else None
 
     def remove(self) -> None:

@@ -165,8 +165,10 @@ def fit(
             with writing(log), open(log, "a") as file:
                 file.write(json.dumps(record) + "\n")
             progress.step(loss=record["loss"])
-            if state.step % training.checkpoint_every == 0 or state.phase_step == phase.steps:
-                store.save(_changed(model, trained) | {"state": asdict(state), "optimiser": optimiser.state_dict()})
+            done = state.phase_step == phase.steps
+            if done or state.step % training.checkpoint_every == 0:
+                moments = None if done else optimiser.state_dict()
+                store.save(_changed(model, trained) | {"state": asdict(state), "optimiser": moments})
     model.eval()
     return _metrics(state, trained, training, batches)
 
