@@ -255,9 +255,7 @@ def _changed(model: PreTrainedModel, trained: dict[str, Tensor]) -> dict:
     """What differs from the start: trained parameters, persistent buffers, and the state of the random numbers."""
     kept = set(model.state_dict())
     buffers = {key: value for key, value in model.named_buffers() if key in kept}
-    random = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        random["cuda"] = torch.cuda.get_rng_state_all()
+    random = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
     tensors = {key: value.detach() for key, value in (trained | buffers).items()}
     return {"tensors": tensors, "random": random}
 
@@ -268,8 +266,7 @@ def _restore(model: PreTrainedModel, saved: dict) -> None:
     for key, value in saved["tensors"].items():
         ours[key].copy_(value)
     torch.set_rng_state(saved["random"]["cpu"])
-    if "cuda" in saved["random"]:
-        torch.cuda.set_rng_state_all(saved["random"]["cuda"])
+    torch.cuda.set_rng_state_all(saved["random"]["cuda"])
 
 
 def _write_log(log: Path, records: list[dict]) -> None:

@@ -151,7 +151,12 @@ class RowLM(HFLM):
 
     def begin(self, name: str) -> None:
         """Start a task: its name on the progress line, no lengths yet."""
-        self.task_name, self.lengths = name, []
+        self.task_name = name
+        self.lengths: list[int] = []
+
+    def loglikelihood(self, requests: list, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
+        """As lm-eval does it, with our progress lines alone."""
+        return super().loglikelihood(requests, disable_tqdm=True)
 
     @torch.no_grad()
     def _loglikelihood_tokens(
