@@ -11,6 +11,8 @@ rule fetch_corpus:
     threads: 1
     resources:
         mem_mb=1000,
+    message:
+        "fetch the text {wildcards.corpus}"
     shell:
         "focus fetch corpus {wildcards.corpus} --output {output} 2>&1 | tee {log}"
 
@@ -28,5 +30,7 @@ rule fetch_benchmark:
     threads: 1
     resources:
         mem_mb=1000,
+    message:
+        "fetch the task {wildcards.task}"
     shell:
         "focus fetch benchmark {wildcards.task} --output {output} 2>&1 | tee {log}"

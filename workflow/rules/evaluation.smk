@@ -23,6 +23,8 @@ rule perplexity:
         weights=lambda wildcards, input: (
             f"--weights {input.weights}" if input.weights else ""
         ),
+    message:
+        "perplexity of {wildcards.model}, {wildcards.method}, {wildcards.variant} ({wildcards.corpus}, seed {wildcards.seed})"
     shell:
         "focus perplexity --job {params.job:q} --model {input.model} --corpus {input.corpus} {params.weights}"
         " --output {output} 2>&1 | tee {log}"
@@ -56,6 +58,8 @@ rule downstream:
         weights=lambda wildcards, input: (
             f"--weights {input.weights}" if input.weights else ""
         ),
+    message:
+        "tasks of {wildcards.model}, {wildcards.method}, {wildcards.variant} ({wildcards.corpus}, seed {wildcards.seed})"
     shell:
         "focus downstream {input.benchmarks} --job {params.job:q} --model {input.model} {params.weights}"
         " --output {output} 2>&1 | tee {log}"

@@ -20,6 +20,8 @@ rule fetch_model:
     threads: 1
     resources:
         mem_mb=3000,
+    message:
+        "fetch {wildcards.model}"
     shell:
         "focus fetch model {wildcards.model} --output {output} 2>&1 | tee {log}"
 
@@ -56,6 +58,8 @@ rule pretrain:
         checkpoints=lambda wildcards: in_results(
             "checkpoints/models/{model}", wildcards
         ),
+    message:
+        "pretrain {wildcards.model} from scratch"
     shell:
         "(focus pretrain {input.corpora:q} --job {params.job:q} --weights {output.weights}"
         " --log {params.checkpoints}.log.jsonl --checkpoints {params.checkpoints}"

@@ -25,6 +25,8 @@ rule table:
         ).model_dump_json(),
         results=lambda wildcards: in_results("", wildcards),
         prefix=lambda wildcards: in_results("tables/{table}", wildcards),
+    message:
+        "table {wildcards.table}"
     shell:
         "focus table {wildcards.table} --scale {params.scale:q} --results {params.results}"
         " --output {params.prefix} 2>&1 | tee {log}"
@@ -55,6 +57,8 @@ rule figure:
         ).model_dump_json(),
         results=lambda wildcards: in_results("", wildcards),
         prefix=lambda wildcards: in_results("figures/{figure}", wildcards),
+    message:
+        "figure {wildcards.figure}"
     shell:
         "focus figure {wildcards.figure} --scale {params.scale:q} --results {params.results}"
         " --output {params.prefix} 2>&1 | tee {log}"
@@ -65,9 +69,9 @@ rule claims:
         code=code("focus.paper.claims"),
         printed="src/focus/paper/printed.yaml",
         claims="config/claims.yaml",
-        results=[
-            path for kind, name in EXHIBITS for path in exhibit_results(kind, name)
-        ],
+        results=sorted(
+            {path for kind, name in EXHIBITS for path in exhibit_results(kind, name)}
+        ),
     output:
         json="<results>/claims.json",
         md="<results>/claims.md",
@@ -84,6 +88,8 @@ rule claims:
     params:
         scale=lambda wildcards: experiment.model_dump_json(),
         results=lambda wildcards: in_results("", wildcards),
+    message:
+        "verdicts on the claims"
     shell:
         "focus claims {input.claims} --scale {params.scale:q} --results {params.results}"
         " --output {output.json} --markdown {output.md} 2>&1 | tee {log}"

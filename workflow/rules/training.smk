@@ -31,6 +31,8 @@ rule train:
         checkpoints=lambda wildcards: in_results(
             "checkpoints/training/{model}/{corpus}/{method}/seed{seed}", wildcards
         ),
+    message:
+        "train {wildcards.method} on {wildcards.model} ({wildcards.corpus}, seed {wildcards.seed})"
     shell:
         "(focus train --job {params.job:q} --model {input.model} --corpus {input.corpus} --weights {output.weights}"
         " --log {params.checkpoints}.log.jsonl --checkpoints {params.checkpoints} --output {output.result}"
