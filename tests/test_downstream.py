@@ -7,7 +7,17 @@ import pytest
 import torch
 from lm_eval.evaluator import evaluate
 from lm_eval.models.huggingface import HFLM
-from tiny import WINDOW, byte_tokenizer, focus_method, make_world, manifest_of, text, tiny_model, train_job, write_json
+from tiny import (
+    WINDOW,
+    byte_tokenizer,
+    focus_method,
+    make_world,
+    manifest_of,
+    row_settings,
+    text,
+    tiny_model,
+    write_json,
+)
 
 from focus.cache import describe
 from focus.config import Downstream, Method
@@ -128,9 +138,11 @@ def world(tmp_path, monkeypatch):
 
 
 def measure(world, settings, **values):
-    tasks = Downstream(tasks={"hellaswag": 4, "arc_easy": 4, "piqa": 4, "lambada": 4}, batch_size=3)
+    tasks = Downstream(
+        tasks={"hellaswag": 4, "arc_easy": 4, "piqa": 4, "lambada": 4}, batch_size=3, precision="float32"
+    )
     job = DownstreamJob.model_validate(
-        train_job(settings).model_dump() | {"attention": "full", "top_k": None, "downstream": tasks} | values
+        row_settings(settings) | {"attention": "full", "top_k": None, "downstream": tasks} | values
     )
     output = world.folder / f"{settings.kind}.json"
     manifests = {task: world.folder / f"{task}.json" for task in ITEMS}
@@ -161,7 +173,7 @@ def test_rows_are_measured_on_the_same_items(world):
 
 
 def test_a_missing_benchmark_is_named(world):
-    settings = train_job(Method(kind="pretrained", label="pretrained")).model_dump()
+    settings = row_settings(Method(kind="pretrained", label="pretrained"))
     tasks = Downstream(tasks={"piqa": 1}, batch_size=1)
     job = DownstreamJob.model_validate(settings | {"attention": "full", "top_k": None, "downstream": tasks})
     with pytest.raises(UserError, match="got none for piqa"):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from tiny import CONTEXT, WINDOW, focus_method, make_world, tiny_model, train_job
+from tiny import CONTEXT, WINDOW, focus_method, make_world, row_settings, tiny_model, train_job
 
 from focus import training
 from focus.config import Method, Perplexity, Phase
@@ -66,7 +66,7 @@ def world(tmp_path, monkeypatch):
 
 
 def measure(world, settings, attention="full", top_k=None, weights=None):
-    common = train_job(settings).model_dump()
+    common = row_settings(settings)
     job = PerplexityJob.model_validate(
         common | {"attention": attention, "top_k": top_k, "perplexity": Perplexity(windows=4)}
     )

@@ -112,3 +112,8 @@ def train_job(settings: Method, *, seed: int = 0, **model_settings) -> TrainJob:
         seed=seed,
         precision="float32",
     )
+
+
+def row_settings(settings: Method, **model_settings) -> dict:
+    """What an evaluation job of the tiny world shares with its training job."""
+    return train_job(settings, **model_settings).model_dump(exclude={"precision"})

@@ -49,7 +49,7 @@ def run(job: DownstreamJob, *, model: Path, benchmarks: dict[str, Path], weights
     if missing:
         raise UserError(f"downstream: expected the manifests of all tasks, got none for {', '.join(missing)}")
     row = load_row(job, model, weights)
-    dtype = product_dtype(job.precision, row.model.device)
+    dtype = product_dtype(job.downstream.precision, row.model.device)
     language_model = RowLM(
         row.model,
         row.tokenizer,

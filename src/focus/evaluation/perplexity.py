@@ -36,7 +36,7 @@ def run(job: PerplexityJob, *, model: Path, corpus: Path, weights: Path | None, 
     windows = evaluation_windows(
         [(text.name, ids) for text, ids in zip(texts, tokens, strict=True)], context, settings.windows, settings.stride
     )
-    dtype = product_dtype(job.precision, row.model.device)
+    dtype = product_dtype(job.perplexity.precision, row.model.device)
     metrics = perplexity(
         row.model,
         windows,
