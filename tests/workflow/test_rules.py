@@ -104,6 +104,11 @@ def test_a_bad_config_stops_before_any_job_in_one_line(checkout, overlay, line):
     assert not (checkout.folder / "results").exists()
 
 
+def test_results_that_cannot_be_written_stop_before_any_job_in_one_line(checkout):
+    (checkout.folder / "results").write_text("not a folder")
+    assert "focus: error: results: expected a folder to write results to" in checkout.run(code=2)
+
+
 def test_a_failure_shows_the_jobs_own_traceback_and_spares_other_rows(checkout):
     checkout.environment["STUB_FAILS"] = "downstream"
     output = checkout.run("table1", code=1)

@@ -41,8 +41,10 @@ def hold_run_lock():
 def check_writable(folder):
     """End the run with one line when results cannot be written."""
     parent = next(path for path in [folder, *folder.parents] if path.exists())
-    if not os.access(parent, os.W_OK):
-        end(f"{parent}: expected a folder to write results to, got a read-only one")
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        end(
+            f"{parent}: expected a folder to write results to, got what cannot be written"
+        )
 
 
 def end(message):
