@@ -170,6 +170,14 @@ def claims(claims_file: Path, scale: Scale, results: Results, output: Output, ma
     verdicts.write(claims_file, Experiment.model_validate_json(scale), results, output, markdown)
 
 
+@app.command()
+def reference(results: Path, folder: Path) -> None:
+    """Replace FOLDER by what the repository keeps of RESULTS."""
+    from focus.paper.reference import keep
+
+    print(f"{folder}: {len(keep(results, folder))} files kept")
+
+
 @config.command()
 def check(files: list[Path]) -> None:
     """Check FILES, one laid over the other."""

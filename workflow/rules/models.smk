@@ -46,6 +46,7 @@ rule pretrain:
         "<results>/timings/pretrain/{model}.tsv"
     wildcard_constraints:
         model=alternatives(PRETRAINED_HERE),
+    priority: 2
     conda:
         "../../envs/cpu.yaml"
     threads: 1

@@ -93,3 +93,24 @@ rule claims:
     shell:
         "focus claims {input.claims} --scale {params.scale:q} --results {params.results}"
         " --output {output.json} --markdown {output.md} 2>&1 | tee {log}"
+
+
+# What the repository keeps of a run: all that is small. Run by hand, since it replaces what is committed.
+rule reference:
+    input:
+        [exhibit_files(kind, name) for kind, name in EXHIBITS],
+        rules.claims.output,
+    output:
+        touch("<results>/reference.done"),
+    log:
+        "<results>/logs/reference.log",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    params:
+        results=lambda wildcards: in_results("", wildcards),
+        reference=f"results/reference/{experiment.scale}",
+    message:
+        "keep this run's tables, figures, claims and results in {params.reference}"
+    shell:
+        "focus reference {params.results} {params.reference} 2>&1 | tee {log}"
