@@ -15,6 +15,8 @@ Balance = Literal["sinkhorn", "potentials", "softmax"]
 Attention = Literal["full", "soft", "hard"]
 Task = Literal["hellaswag", "arc_easy", "piqa", "lambada"]
 
+Precision = Literal["auto", "float32", "bfloat16"]
+
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
@@ -167,6 +169,7 @@ class Perplexity(Strict):
     windows: Count = Field(description="windows in all")
     stride: Count | None = Field(None, description="tokens between windows' scored parts; null means the context")
     batch_size: Count = Field(1, description="windows a forward pass takes")
+    precision: Precision = Field("float32", description="of the model's products; see the scale's precision")
 
 
 class Downstream(Strict):
@@ -174,12 +177,12 @@ class Downstream(Strict):
 
     tasks: dict[Task, Count] = Field(description="items per task, from the start of a seeded shuffle")
     batch_size: Count = Field(8, description="requests a forward pass takes")
+    precision: Precision = Field("auto", description="of the model's products; see the scale's precision")
 
 
 class Evaluation(Strict):
     """How rows are evaluated."""
 
-    precision: Literal["auto", "float32", "bfloat16"] = Field("float32", description="of the model's products")
     perplexity: Perplexity
     downstream: Downstream
 
@@ -201,7 +204,7 @@ class Experiment(Strict):
     scale: Name = Field(description="the folder under results/")
     models: list[Name] = Field(min_length=1, description="the models this run covers (a slice names fewer)")
     seeds: list[NonNegative] = Field(min_length=1, description="every trained row is repeated for each")
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
+    precision: Precision = Field(
         "auto",
         description="of training's products; auto is bfloat16 where the processor has it, else float32",
     )

@@ -48,7 +48,6 @@ class _Evaluate(Strict):
     seed: int
     attention: Attention
     top_k: int | None
-    precision: str
 
 
 class PerplexityJob(_Evaluate):
@@ -87,7 +86,6 @@ def perplexity_job(
     return PerplexityJob(
         **common,
         **_attention(variant),
-        precision=experiment.evaluation.precision,
         perplexity=experiment.evaluation.perplexity,
     )
 
@@ -100,7 +98,6 @@ def downstream_job(
     return DownstreamJob(
         **common,
         **_attention(variant),
-        precision=experiment.evaluation.precision,
         downstream=experiment.evaluation.downstream,
     )
 

@@ -1,0 +1,28 @@
+# make reproduce   every table and figure at the laptop scale
+# make headline    Table 1's pretrained and Focus rows, and one figure
+# make test        linters and tests
+# make env         only the environment, .venv, from envs/requirements.lock
+
+PYTHON ?= python3.11
+READY := .venv/.ready
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: reproduce headline test env
+reproduce: $(READY)
+	snakemake --cores all
+
+headline: $(READY)
+	snakemake --cores all headline
+
+test: $(READY)
+	ruff check . && ruff format --check . && snakefmt --check Snakefile workflow && snakemake --lint
+	pytest
+
+env: $(READY)
+
+# The stamp comes last, so a half-made environment is made anew.
+$(READY): envs/requirements.lock
+	$(PYTHON) -m venv --clear .venv
+	.venv/bin/pip install --requirement envs/requirements.lock
+	.venv/bin/pip install --no-deps --editable .
+	touch $@

@@ -1,0 +1,57 @@
+from snakemake.utils import min_version
+
+min_version("9.27")
+
+
+configfile: "config/config.yaml"
+
+
+report: "workflow/report/workflow.rst"
+
+
+include: "workflow/rules/common.smk"
+include: "workflow/rules/models.smk"
+include: "workflow/rules/corpora.smk"
+include: "workflow/rules/training.smk"
+include: "workflow/rules/evaluation.smk"
+include: "workflow/rules/paper.smk"
+
+
+rule all:
+    default_target: True
+    input:
+        [exhibit_files(kind, name) for kind, name in EXHIBITS],
+        "<results>/claims.md",
+
+
+rule tables:
+    input:
+        [exhibit_files(kind, name) for kind, name in EXHIBITS if kind == "tables"],
+
+
+rule figures:
+    input:
+        [exhibit_files(kind, name) for kind, name in EXHIBITS if kind == "figures"],
+
+
+# A target per table and figure (headline is both), and one per model with all of its rows.
+for target in sorted({name for _, name in EXHIBITS}):
+
+    rule:
+        name:
+            target
+        input:
+            [exhibit_files(kind, name) for kind, name in EXHIBITS if name == target],
+
+
+for model in experiment.models:
+
+    rule:
+        name:
+            f"model_{identifier(model)}"
+        input:
+            [
+                path
+                for kind, name in EXHIBITS
+                for path in row_results(kind, name, [model])
+            ],

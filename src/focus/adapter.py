@@ -1,0 +1,264 @@
+"""Put Focus on a transformers model, choose its attention, calibrate, watch, save, load, and take it off again.
+
+    model = compose(model, FocusConfig(groups=4))     # in place; base weights frozen, routers train
+    switch(model, "soft")                             # the gate of training; "hard" groups; "full" is the base model
+    decompose(model)                                  # the base model, bit for bit
+
+Works on any decoder whose layers call transformers' attention interface. Nothing of the model's code is copied.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as dump_tensors
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+
+from focus.config import Attention, FocusConfig
+from focus.errors import UserError
+from focus.provenance import write_atomically
+from focus.router import IMPLEMENTATION, Router
+
+ADAPTER_VERSION = 1
+SETTINGS, TENSORS = "focus.json", "focus.safetensors"
+
+
+@dataclass
+class Composition:
+    """What compose changed, so that decompose can undo it, and which attention is on."""
+
+    config: FocusConfig
+    implementation: str
+    requires_grad: dict[str, bool]
+    hooks: list[RemovableHandle]
+    attention: Attention = "hard"
+    top_k: int | None = None
+
+
+def compose(model: PreTrainedModel, config: FocusConfig, seed: int = 0) -> PreTrainedModel:
+    """Add a router to every self-attention layer of `model`, in place, freeze the base, and switch to hard attention.
+
+    `seed` determines the initial projections and centroids. Returns the same model. Raises UserError for a model that
+    already has Focus or whose attention cannot be replaced.
+    """
+    layers = _attention_layers(model)
+    generator = torch.Generator().manual_seed(seed)
+    composition = Composition(
+        config=config,
+        implementation=model.config._attn_implementation,
+        requires_grad={name: parameter.requires_grad for name, parameter in model.named_parameters()},
+        hooks=[],
+    )
+    model.requires_grad_(False)
+    for layer in layers:
+        device = next(layer.parameters()).device
+        layer.focus = Router(config, layer.config.hidden_size, generator).to(device).train(layer.training)
+        composition.hooks.append(layer.register_forward_pre_hook(layer.focus.receive, with_kwargs=True))
+    model.focus_composition = composition
+    switch(model, "hard")
+    return model
+
+
+def decompose(model: PreTrainedModel) -> PreTrainedModel:
+    """Take Focus off, in place: the base model's modules, parameters, gradient flags and attention as they were."""
+    composition = _composition(model)
+    for hook in composition.hooks:
+        hook.remove()
+    for layer in [module for module in model.modules() if isinstance(getattr(module, "focus", None), Router)]:
+        del layer.focus
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(composition.requires_grad[name])
+    model.set_attn_implementation(composition.implementation)
+    del model.focus_composition
+    return model
+
+
+def switch(model: PreTrainedModel, attention: Attention, top_k: int | None = None) -> None:
+    """Choose "full" (the base model's own attention), "soft" (the training gate) or "hard" (groups, `top_k` a token).
+
+    `top_k` belongs to hard attention; None means the config's.
+    """
+    composition = _composition(model)
+    groups = composition.config.groups
+    if attention not in ("full", "soft", "hard"):
+        raise UserError(f"attention: expected full, soft or hard, got {attention!r}")
+    if top_k is not None and (attention != "hard" or not 1 <= top_k <= groups):
+        raise UserError(f"top_k: expected 1 to {groups} and attention hard, got {top_k} and {attention}")
+    composition.attention, composition.top_k = attention, top_k
+    for router in routers(model):
+        router.attention, router.top_k = attention, top_k or composition.config.top_k
+    model.set_attn_implementation(composition.implementation if attention == "full" else IMPLEMENTATION)
+
+
+def routers(model: PreTrainedModel) -> list[Router]:
+    """The routers in layer order."""
+    _composition(model)
+    return [module for module in model.modules() if isinstance(module, Router)]
+
+
+@contextmanager
+def observe(model: PreTrainedModel) -> Iterator[list[dict[str, float]]]:
+    """Within the context, every forward refreshes one dict per layer, in layer order.
+
+    dominance: share of the tokens whose group is the fullest; confidence: mean largest probability; pairs_kept and
+    far_pairs_kept: see `focus.routing.pairs_kept`, for the top_k in force (the config's under soft attention).
+    Full attention leaves the dicts empty.
+    """
+    watched = routers(model)
+    for router in watched:
+        router.observed = {}
+    try:
+        yield [router.observed for router in watched]
+    finally:
+        for router in watched:
+            router.observed = None
+
+
+@torch.no_grad()
+def calibrate(model: PreTrainedModel, batches: Iterable[Tensor]) -> None:
+    """Set the potentials to the mean column potentials of Sinkhorn over `batches` of input ids [B, T].
+
+    The model runs with soft attention, each layer balanced by the batch's own column potentials, so that every layer
+    sees the hidden states that balanced layers below it give. Raises UserError unless balance is potentials.
+    """
+    composition = _composition(model)
+    if composition.config.balance != "potentials":
+        raise UserError(f"balance: expected potentials to calibrate, got {composition.config.balance}")
+    attention, top_k, training = composition.attention, composition.top_k, model.training
+    calibrated = routers(model)
+    for router in calibrated:
+        router.calibration = []
+    switch(model, "soft")
+    model.eval()
+    try:
+        for batch in batches:
+            model(batch.to(model.device), use_cache=False)
+        for router in calibrated:
+            if router.calibration:
+                router.potentials.copy_(torch.stack(router.calibration).mean(dim=0))
+    finally:
+        for router in calibrated:
+            router.calibration = None
+        model.train(training)
+        switch(model, attention, top_k)
+
+
+def update_potentials(model: PreTrainedModel) -> None:
+    """After a training step: move each layer's potentials towards what the last training forward saw.
+
+    The config's potential_momentum is the share kept. Does nothing for other balances.
+    """
+    for router in routers(model):
+        router.update_potentials()
+
+
+def save(model: PreTrainedModel, folder: str | Path) -> None:
+    """Write the adapter alone: focus.safetensors, then focus.json, each whole or not at all."""
+    composition = _composition(model)
+    tensors = {name: tensor.cpu().contiguous() for name, tensor in _tensors(model).items()}
+    data = dump_tensors(tensors)
+    settings = {
+        "adapter_version": ADAPTER_VERSION,
+        "config": composition.config.model_dump(),
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    try:
+        write_atomically(Path(folder) / TENSORS, data)
+        write_atomically(Path(folder) / SETTINGS, json.dumps(settings, indent=2, sort_keys=True) + "\n")
+    except OSError as error:
+        raise UserError(f"{folder}: expected to write the adapter there, got: {error.strerror}") from None
+
+
+@torch.no_grad()
+def load(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
+    """Put the adapter saved in `folder` onto `model` (in place of any that is there) with hard attention.
+
+    Raises UserError, before the model is touched, for a missing or damaged file, an unknown version, or an adapter of
+    another model.
+    """
+    config, tensors = _read(Path(folder))
+    layers = [layer for layer in model.modules() if _is_causal_self_attention(layer)]
+    shapes = {}
+    for number, layer in enumerate(layers):
+        shapes[f"layers.{number}.projection"] = (config.routing_dim, layer.config.hidden_size)
+        shapes[f"layers.{number}.centroids"] = (config.groups, config.routing_dim)
+        shapes[f"layers.{number}.potentials"] = (config.groups,)
+    for name in sorted(shapes.keys() | tensors.keys()):
+        expected = list(shapes[name]) if name in shapes else "no such tensor"
+        got = list(tensors[name].shape) if name in tensors else "none"
+        if expected != got:
+            raise UserError(f"{Path(folder) / TENSORS}: {name}: expected {expected} for this model, got {got}")
+    if hasattr(model, "focus_composition"):
+        decompose(model)
+    compose(model, config)
+    for name, tensor in _tensors(model).items():
+        tensor.copy_(tensors[name])
+    return model
+
+
+def _read(folder: Path) -> tuple[FocusConfig, dict[str, Tensor]]:
+    path, data_path = folder / SETTINGS, folder / TENSORS
+    try:
+        settings, data = json.loads(path.read_text()), data_path.read_bytes()
+    except FileNotFoundError as error:
+        raise UserError(f"{error.filename}: expected a saved adapter, found no such file") from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: expected JSON, got {error}") from None
+    version = settings.get("adapter_version") if isinstance(settings, dict) else None
+    if version != ADAPTER_VERSION:
+        raise UserError(f"{path}: adapter_version: expected {ADAPTER_VERSION}, got {version}")
+    digest = hashlib.sha256(data).hexdigest()
+    if digest != settings.get("sha256"):
+        raise UserError(f"{data_path}: expected sha256 {settings.get('sha256')} as {SETTINGS} says, got {digest}")
+    try:
+        return FocusConfig.model_validate(settings.get("config")), load_tensors(data)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("config", *first["loc"])))
+        raise UserError(f"{path}: {where}: {first['msg']}, got {first['input']!r}") from None
+    except SafetensorError as error:
+        raise UserError(f"{data_path}: expected safetensors, got {error}") from None
+
+
+def _tensors(model: PreTrainedModel) -> dict[str, Tensor]:
+    return {
+        f"layers.{number}.{name}": tensor.detach()
+        for number, router in enumerate(routers(model))
+        for name, tensor in router.state_dict().items()
+    }
+
+
+def _composition(model: PreTrainedModel) -> Composition:
+    if not hasattr(model, "focus_composition"):
+        raise UserError(f"model: expected one that compose or load put Focus on, got a bare {type(model).__name__}")
+    return model.focus_composition
+
+
+def _attention_layers(model: PreTrainedModel) -> list[nn.Module]:
+    name = type(model).__name__
+    if not isinstance(model, PreTrainedModel):
+        raise UserError(f"model: expected a transformers PreTrainedModel, got {name}")
+    if hasattr(model, "focus_composition"):
+        raise UserError(f"model: expected a bare {name}, got one that already has Focus; decompose it first")
+    for key in ("is_encoder_decoder", "add_cross_attention", "attention_chunk_size"):
+        if getattr(model.config, key, None):
+            raise UserError(f"model: expected a decoder with causal self-attention only, got {name} with {key}")
+    layers = [module for module in model.modules() if _is_causal_self_attention(module)]
+    if not layers or not model._can_set_attn_implementation():
+        raise UserError(f"model: expected attention layers that call transformers' attention interface, got {name}")
+    return layers
+
+
+def _is_causal_self_attention(module: nn.Module) -> bool:
+    return getattr(module, "layer_idx", None) is not None and getattr(module, "is_causal", False)

@@ -1,0 +1,201 @@
+"""The `focus` command: one thin command per rule of the workflow.
+
+Progress goes to standard output, diagnostics to standard error. What the user can mend prints one line and
+exits with 2.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from focus.errors import UserError
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
+fetch = typer.Typer(no_args_is_help=True)
+config = typer.Typer(no_args_is_help=True)
+app.add_typer(fetch, name="fetch", help="Fetch a registry entry into the cache and write its manifest.")
+app.add_typer(config, name="config", help="Check config files, print their schema.")
+
+Job = Annotated[str, typer.Option(help="the job's settings as JSON (focus.jobs)")]
+Scale = Annotated[str, typer.Option(help="the scale's settings as JSON (focus.config.Experiment)")]
+Results = Annotated[Path, typer.Option(help="the scale's folder of results")]
+Model = Annotated[Path, typer.Option(help="the model's manifest")]
+Corpus = Annotated[Path, typer.Option(help="the corpus's manifest")]
+Weights = Annotated[Path, typer.Option(help="the folder to write weights to")]
+Trained = Annotated[Path | None, typer.Option(help="the folder of the method's trained weights")]
+Log = Annotated[Path, typer.Option(help="the JSONL log, one line a step")]
+Checkpoints = Annotated[Path, typer.Option(help="the folder a killed run resumes from")]
+Output = Annotated[Path, typer.Option(help="the file to write")]
+Prefix = Annotated[Path, typer.Option(help="the files to write, without their suffixes")]
+
+
+def main() -> None:
+    """Run the command line; turn the user's mistakes into one line and exit code 2."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    try:
+        app()
+    except UserError as error:
+        _fail(str(error))
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+            raise
+        _fail(f"{error.filename or 'a file'}: expected to write or read it, got: {error.strerror}")
+
+
+def _fail(line: str) -> None:
+    print(f"focus: error: {line}", file=sys.stderr)
+    sys.exit(2)
+
+
+@fetch.command("model")
+def fetch_model(name: str, output: Output) -> None:
+    """A pretrained model."""
+    from focus import models
+
+    _write_manifest(output, models.fetch_model(name))
+
+
+@fetch.command("corpus")
+def fetch_corpus(name: str, output: Output) -> None:
+    """A text, cut into documents."""
+    from focus import corpora
+
+    _write_manifest(output, corpora.fetch_corpus(name))
+
+
+@fetch.command("benchmark")
+def fetch_benchmark(name: str, output: Output) -> None:
+    """The items of a downstream task."""
+    from focus import benchmarks
+
+    _write_manifest(output, benchmarks.fetch_benchmark(name))
+
+
+@app.command()
+def pretrain(
+    corpora: list[Path], job: Job, weights: Weights, log: Log, checkpoints: Checkpoints, output: Output, result: Output
+) -> None:
+    """Train a model from scratch on the manifests CORPORA; write its manifest and result."""
+    from focus import pretraining
+    from focus.jobs import PretrainJob
+
+    pretraining.run(
+        PretrainJob.model_validate_json(job),
+        corpora=corpora,
+        weights=weights,
+        log=log,
+        checkpoints=checkpoints,
+        output=output,
+        result=result,
+    )
+
+
+@app.command()
+def train(
+    job: Job, model: Model, corpus: Corpus, weights: Weights, log: Log, checkpoints: Checkpoints, output: Output
+) -> None:
+    """Train one method on one model and corpus."""
+    from focus import training
+    from focus.jobs import TrainJob
+
+    training.run(
+        TrainJob.model_validate_json(job),
+        model=model,
+        corpus=corpus,
+        weights=weights,
+        log=log,
+        checkpoints=checkpoints,
+        output=output,
+    )
+
+
+@app.command()
+def perplexity(job: Job, model: Model, corpus: Corpus, output: Output, weights: Trained = None) -> None:
+    """Measure one row's perplexity on held-out documents."""
+    from focus.evaluation import perplexity as evaluation
+    from focus.jobs import PerplexityJob
+
+    evaluation.run(PerplexityJob.model_validate_json(job), model=model, corpus=corpus, weights=weights, output=output)
+
+
+@app.command()
+def downstream(benchmarks: list[Path], job: Job, model: Model, output: Output, weights: Trained = None) -> None:
+    """Measure one row on the tasks whose manifests are BENCHMARKS, each named after its task."""
+    from focus.evaluation import downstream as evaluation
+    from focus.jobs import DownstreamJob
+
+    evaluation.run(
+        DownstreamJob.model_validate_json(job),
+        model=model,
+        benchmarks={path.stem: path for path in benchmarks},
+        weights=weights,
+        output=output,
+    )
+
+
+@app.command()
+def table(name: str, scale: Scale, results: Results, output: Prefix) -> None:
+    """Write a table as CSV, Markdown and LaTeX from result files."""
+    from focus.config import Experiment
+    from focus.paper import tables
+
+    experiment = Experiment.model_validate_json(scale)
+    tables.write(name, experiment.tables[name], experiment, results, output)
+
+
+@app.command()
+def figure(name: str, scale: Scale, results: Results, output: Prefix) -> None:
+    """Write a figure as PDF and PNG from result files."""
+    from focus.config import Experiment
+    from focus.paper import figures
+
+    experiment = Experiment.model_validate_json(scale)
+    figures.write(name, experiment.figures[name], experiment, results, output)
+
+
+@app.command()
+def claims(claims_file: Path, scale: Scale, results: Results, output: Output, markdown: Output) -> None:
+    """Give each claim of CLAIMS_FILE its verdict, from result files."""
+    from focus.config import Experiment
+    from focus.paper import claims as verdicts
+
+    verdicts.write(claims_file, Experiment.model_validate_json(scale), results, output, markdown)
+
+
+@app.command()
+def reference(results: Path, folder: Path) -> None:
+    """Replace FOLDER by what the repository keeps of RESULTS."""
+    from focus.paper.reference import keep
+
+    print(f"{folder}: {len(keep(results, folder))} files kept")
+
+
+@config.command()
+def check(files: list[Path]) -> None:
+    """Check FILES, one laid over the other."""
+    from focus import scales
+
+    experiment = scales.load(files)
+    print(f"{experiment.scale}: the settings of {' + '.join(map(str, files))} are valid")
+
+
+@config.command()
+def schema() -> None:
+    """Print the JSON schema of a scale."""
+    from focus import scales
+
+    print(scales.schema(), end="")
+
+
+def _write_manifest(path: Path, manifest: dict) -> None:
+    from focus.provenance import write_atomically
+
+    write_atomically(path, json.dumps(manifest, indent=2, sort_keys=True) + "\n")

@@ -1,0 +1,41 @@
+"""What every evaluation of a row begins with: the model, with the row's method on it and its attention chosen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from focus.errors import UserError
+from focus.jobs import DownstreamJob, PerplexityJob
+from focus.methods import METHODS, MethodKind
+from focus.models import load_model
+
+
+@dataclass
+class EvaluatedRow:
+    """A model in evaluation mode with its method; `trained_parameters` is how many weights training moved."""
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    method: MethodKind
+    trained_parameters: int
+
+
+def load_row(job: PerplexityJob | DownstreamJob, model: Path, weights: Path | None) -> EvaluatedRow:
+    """The row of a job: model is a manifest, weights the folder its training wrote, None for what does not train."""
+    settings, window = job.settings, job.model_settings.window
+    method = METHODS[settings.kind]
+    network, tokenizer = load_model(model, job.model_settings.dtype, job.model_settings.placement)
+    phases = settings.training.phases if settings.training else []
+    if settings.training is None:
+        method.attach(network, settings, window=window, seed=job.seed)
+    elif weights is None:
+        raise UserError(f"method {job.method}: expected the folder of its trained weights, got none")
+    else:
+        method.restore(network, settings, weights, window=window)
+    trained = {p for phase in phases if phase.steps for p in method.parameters(network, phase.trains)}
+    network.requires_grad_(False)
+    method.choose(network, job.attention, job.top_k)
+    return EvaluatedRow(network.eval(), tokenizer, method, sum(parameter.numel() for parameter in trained))

@@ -1,0 +1,342 @@
+"""The paper's claims against the results: config/claims.yaml says what decides a claim, this file computes its verdict.
+
+Verdicts: reproduced; within tolerance; contradicted; undecided (the difference is within its error); mixed over seeds
+or models; not comparable (a printed value, but other models or text here); not run. The last three and undecided are
+never a pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import yaml
+from pydantic import Field, ValidationError, model_validator
+
+from focus.config import Experiment, Name, Strict
+from focus.errors import UserError
+from focus.paper import layout, printed, rows, statistics
+from focus.paper.rows import TASKS, Entry, Run
+from focus.provenance import write_atomically
+
+EXACT = 1e-4
+UNITS = {"perplexity": "", "pairs_kept": " %", "far_pairs_kept": " %"}
+
+
+class Claim(Strict):
+    """One claim; the head of config/claims.yaml explains the keys."""
+
+    id: str = Field(pattern=r"^[A-Za-z0-9._-]+$")
+    place: str
+    statement: str
+    origin: Literal["paper", "ours"] = "paper"
+    printed: list[str] = Field(default_factory=list)
+    kind: Literal["value", "ordering", "identity", "bound"]
+    metric: Literal["perplexity", "accuracy", "pairs_kept", "far_pairs_kept", "trained_parameters"]
+    subject: str = Field(pattern=r"^[^/]+/[^/]+$")
+    relation: Literal["below", "above", "at_most", "at_least"] | None = None
+    limit: float | None = None
+    reference: str | None = Field(None, pattern=r"^[^/]+/[^/]+$")
+    tolerance: float = Field(ge=0)
+    reason: str
+    models: list[Name] = Field(default_factory=list)
+    corpora: list[Name] = Field(default_factory=list)
+    stand_ins: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Claim:
+        relations = {"ordering": ("below", "above"), "bound": ("at_most", "at_least")}.get(self.kind, (None,))
+        if self.relation not in relations:
+            raise ValueError(f"relation: expected one of {relations} for kind {self.kind}, got {self.relation}")
+        if (self.limit is not None) != (self.kind == "bound"):
+            raise ValueError(f"limit belongs to kind bound and only there, got kind {self.kind}")
+        if self.reference is None and (self.kind in ("ordering", "identity") or self.metric == "accuracy"):
+            raise ValueError(f"reference: expected method/variant for {self.kind} of {self.metric}, got none")
+        if self.reference is not None and self.metric not in ("perplexity", "accuracy"):
+            raise ValueError(f"reference: expected none for metric {self.metric}, got {self.reference}")
+        if self.kind == "value" and (len(self.printed) != 1 or not self.models or not self.corpora):
+            raise ValueError("kind value: expected one printed number, models and corpora")
+        for number in self.printed:
+            printed.number(number)
+        return self
+
+
+class Measured(NamedTuple):
+    """A metric, or its change against the reference, with its standard error (0 when there is none)."""
+
+    name: str
+    value: float
+    error: float
+
+
+def load(path: Path) -> list[Claim]:
+    """The claims of a file. Raises UserError that names the claim and key at fault."""
+    try:
+        entries = list(yaml.safe_load(Path(path).read_text())["claims"])
+    except (OSError, KeyError, TypeError, yaml.YAMLError) as error:
+        raise UserError(f"{path}: expected a list under the key claims, got {type(error).__name__}: {error}") from None
+    claims = []
+    for number, entry in enumerate(entries):
+        name = entry.get("id", number) if isinstance(entry, dict) else number
+        try:
+            claims.append(Claim.model_validate(entry))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in ("claims", name, *first["loc"]))
+            raise UserError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+    twice = [name for name, count in Counter(claim.id for claim in claims).items() if count > 1]
+    if twice:
+        raise UserError(f"{path}: expected every id once, got {twice[0]} twice")
+    return claims
+
+
+def write(
+    claims_file: Path,
+    experiment: Experiment,
+    results_root: Path,
+    output_json: Path,
+    output_markdown: Path,
+    *,
+    partial: bool = False,
+) -> None:
+    """Write the verdicts as JSON and as a page: Markdown, and HTML beside it.
+
+    Raises UserError when a result that the scale names is missing, unless `partial`.
+    """
+    entries = _gather(experiment, results_root, partial)
+    decided = [decide(claim, entries) for claim in load(claims_file)]
+    content = json.dumps({"scale": experiment.scale, "claims": decided}, indent=2, ensure_ascii=False)
+    title, page = f"Claims at scale {experiment.scale}", _page(decided, entries, results_root)
+    write_atomically(Path(output_json), content + "\n")
+    write_atomically(Path(output_markdown), layout.markdown(title, *page))
+    write_atomically(Path(output_markdown).with_suffix(".html"), layout.page(title, *page))
+
+
+def decide(claim: Claim, entries: dict[tuple, Entry]) -> dict:
+    """The claim with its verdict, and the case behind it for each model and corpus.
+
+    `entries` holds the rows by (model, corpus, "method/variant").
+    """
+    cases = []
+    for model, corpus in dict.fromkeys(key[:2] for key in entries):
+        subject = entries.get((model, corpus, claim.subject))
+        reference = entries.get((model, corpus, claim.reference)) if claim.reference else None
+        needed = {claim.subject: subject} | ({claim.reference: reference} if claim.reference else {})
+        reason = _why_not(claim, model, needed)
+        case = {"model": model, "corpus": corpus, "verdict": "not run", "reason": reason, "seeds": {}, "results": []}
+        if not reason:
+            case |= _case(claim, model, corpus, subject, reference)
+        cases.append(case)
+    verdict = _agreed([case["verdict"] for case in cases if case["verdict"] != "not run"], "models")
+    numbers = {name: printed.number(name) for name in claim.printed}
+    return claim.model_dump() | {"printed": numbers, "verdict": verdict or "not run", "cases": cases}
+
+
+def judge(claim: Claim, value: float, error: float) -> str:
+    """The verdict on one measured metric or change."""
+    return {"ordering": _ordering, "bound": _bound, "identity": _identity, "value": _value}[claim.kind](
+        claim, value, error
+    )
+
+
+def _ordering(claim: Claim, value: float, error: float) -> str:
+    if abs(value) + 2 * error <= EXACT:
+        return "contradicted"
+    signed, margin = -value if claim.relation == "below" else value, claim.tolerance * error
+    return "reproduced" if signed > margin else "contradicted" if signed < -margin else "undecided"
+
+
+def _bound(claim: Claim, value: float, error: float) -> str:
+    room = claim.limit - value if claim.relation == "at_most" else value - claim.limit
+    if room >= 2 * error:
+        return "reproduced"
+    if room + claim.tolerance >= 2 * error:
+        return "within tolerance"
+    return "contradicted" if room + claim.tolerance < -2 * error else "undecided"
+
+
+def _identity(claim: Claim, value: float, error: float) -> str:
+    return "reproduced" if abs(value) <= EXACT else _near(abs(value), error, claim.tolerance)
+
+
+def _value(claim: Claim, value: float, error: float) -> str:
+    expected = printed.number(claim.printed[0])
+    away = abs(value - expected)
+    return "reproduced" if away <= _rounding(expected) else _near(away, error, claim.tolerance * abs(expected) / 100)
+
+
+def _near(away: float, error: float, allowed: float) -> str:
+    if away <= allowed:
+        return "within tolerance"
+    return "contradicted" if away - 2 * error > allowed else "undecided"
+
+
+def measure(claim: Claim, run: Run, other: Run | None) -> list[Measured]:
+    """The claim's metric for one run, one value a task for accuracy: percent, points, or the plain number.
+
+    The error of an accuracy's change is at least one item, since few items without a flip do not prove that there are
+    none; an identity is about the items themselves, so it takes the error as it is.
+    """
+    if claim.metric == "accuracy":
+        return [_accuracy(claim, task, run, other) for task in run.tasks]
+    if claim.metric == "perplexity" and other:
+        change = statistics.compare(run.windows, other.windows)
+        return [Measured("", 100 * (change.value - 1), 100 * (change.error or 0.0))]
+    if claim.metric == "perplexity":
+        value, error = statistics.perplexity(run.windows)
+        return [Measured("", value, error or 0.0)]
+    if claim.metric == "trained_parameters":
+        return [Measured("", float(run.results["perplexity"]["metrics"][claim.metric]), 0.0)]
+    return [Measured("", 100 * run.results["perplexity"]["metrics"][claim.metric], 0.0)]
+
+
+def _accuracy(claim: Claim, task: str, run: Run, other: Run) -> Measured:
+    flips = statistics.flips(run.tasks[task]["correct"], other.tasks[task]["correct"])
+    least = 0.0 if claim.kind == "identity" else 1 / flips.items
+    return Measured(task, 100 * flips.change, 100 * max(flips.error, least))
+
+
+def _gather(experiment: Experiment, root: Path, partial: bool) -> dict[tuple, Entry]:
+    """Every row of every exhibit by (model, corpus, "method/variant"), the one with downstream results if several."""
+    found: dict[tuple, Entry] = {}
+    for exhibit in [*experiment.tables.values(), *experiment.figures.values()]:
+        for entry in rows.gather(exhibit, experiment, root, partial=partial):
+            key = (entry.model, entry.corpus, f"{entry.row.method}/{entry.row.variant}")
+            if key not in found or (entry.runs and not (found[key].runs and found[key].first.tasks)):
+                found[key] = entry
+    return found
+
+
+def _why_not(claim: Claim, model: str, needed: dict[str, Entry | None]) -> str:
+    """Why a claim cannot be tested on a model, or nothing."""
+    if claim.kind == "value" and not claim.stand_ins and model not in claim.models:
+        return f"needs {', '.join(claim.models)}"
+    for name, entry in needed.items():
+        if entry is None:
+            return f"this scale has no row {name} on {model}"
+        if not entry.runs:
+            return entry.reason.removeprefix("not run: ")
+        if claim.metric == "accuracy" and not entry.first.tasks:
+            return f"this scale has no downstream tasks for {name} on {model}"
+    return ""
+
+
+def _case(claim: Claim, model: str, corpus: str, subject: Entry, reference: Entry | None) -> dict:
+    """The verdict on one model and corpus, seed by seed."""
+    comparable = claim.kind != "value" or (model in claim.models and corpus in claim.corpora)
+    seeds = {}
+    for seed, run in subject.runs.items():
+        other = reference.runs.get(seed, reference.first) if reference else None
+        measured = []
+        for each in measure(claim, run, other):
+            verdict = judge(claim, each.value, each.error) if comparable else "not comparable"
+            task = run.tasks[each.name] if claim.metric == "accuracy" else {}
+            seen = {key: task[key] for key in ("items", "beyond_window") if key in task}
+            measured.append(each._asdict() | {"verdict": verdict} | seen)
+        seeds[str(seed)] = {"verdict": _worst([each["verdict"] for each in measured]), "measured": measured}
+    source = "downstream" if claim.metric == "accuracy" else "perplexity"
+    paths = [run.paths[source] for entry in (subject, reference) if entry for run in entry.runs.values()]
+    verdict = _agreed([each["verdict"] for each in seeds.values()], "seeds")
+    return {"verdict": verdict, "seeds": seeds, "results": paths}
+
+
+def _worst(verdicts: list[str]) -> str:
+    """The verdict on a claim about several tasks, on all of which it must hold."""
+    return min(verdicts, key=("contradicted", "undecided", "within tolerance", "reproduced", "not comparable").index)
+
+
+def _agreed(verdicts: list[str], over: str) -> str:
+    return verdicts[0] if len(set(verdicts)) == 1 else f"mixed over {over}" if verdicts else ""
+
+
+def _rounding(number: float) -> float:
+    """Half a unit of the last printed digit."""
+    _, _, decimals = f"{number:.10g}".partition(".")
+    return 0.5 * 10.0 ** -len(decimals)
+
+
+def _page(decided: list[dict], entries: dict[tuple, Entry], root: Path) -> tuple[list[layout.Grid], list[str]]:
+    models = list(dict.fromkeys(model for model, _, _ in entries))
+    grids = []
+    for origin, title in (("paper", "What the paper claims"), ("ours", "Controls that the paper lacks")):
+        mine = [_named(claim) for claim in decided if claim["origin"] == origin]
+        lines = [
+            [
+                claim["id"],
+                claim["statement"],
+                _printed(claim),
+                claim["verdict"],
+                *(_cell(claim, model) for model in models),
+            ]
+            for claim in mine
+        ]
+        if lines:
+            counts = Counter(claim["verdict"] for claim in mine)
+            summary = (
+                f"{len(mine)}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + "."
+            )
+            names = [rows.display_name(root, model) for model in models]
+            header = ["Claim", "Statement", "Printed", "Verdict", *names]
+            grids.append(layout.Grid(title, header, lines, [summary], text=len(header)))
+    notes = [f"{model}: {note}" for model in models if (note := rows.manifest(root, "models", model).get("note"))]
+    notes += [
+        "Verdicts are computed from result files at this scale. A verdict about a stand-in is about the stand-in.",
+        "Not comparable: a printed value whose model or text is not run here; ours is shown, not judged.",
+        "Undecided: the difference lies within its error. Several numbers in a cell: one a seed.",
+        "Changes of perplexity are percent, changes of accuracy points, of several tasks the one that decides; each "
+        "with its standard error.",
+    ]
+    rules = [[claim["id"], claim["place"], _rule(claim)] for claim in decided]
+    return [*grids, layout.Grid("How each is decided", ["Claim", "Place", "Rule"], rules, text=3)], notes
+
+
+def _named(claim: dict) -> dict:
+    """A control holds or not: there is nothing that it could reproduce."""
+    if claim["origin"] == "paper":
+        return claim
+    names = {"reproduced": "holds", "contradicted": "does not hold"}
+    cases = [case | {"verdict": names.get(case["verdict"], case["verdict"])} for case in claim["cases"]]
+    return claim | {"verdict": names.get(claim["verdict"], claim["verdict"]), "cases": cases}
+
+
+def _printed(claim: dict) -> str:
+    return " against ".join(f"{number:,}" for number in claim["printed"].values()) or "-"
+
+
+def _cell(claim: dict, model: str) -> str:
+    """What was measured on a model, led by its verdict where that is not the claim's."""
+    shown = []
+    for case in claim["cases"]:
+        if case["model"] == model:
+            numbers = dict.fromkeys(_measured(claim, seed["measured"]) for seed in case["seeds"].values())
+            text = case["reason"] or "; ".join(numbers)
+            shown.append(text if case["verdict"] == claim["verdict"] else f"{case['verdict']}: {text}")
+    return "; ".join(dict.fromkeys(shown))
+
+
+def _measured(claim: dict, measured: list[dict]) -> str:
+    """One seed's number; of several tasks the one that decides."""
+    worst = _worst([each["verdict"] for each in measured])
+    deciding = next(each for each in measured if each["verdict"] == worst)
+    value, error = deciding["value"], deciding["error"]
+    if claim["metric"] == "accuracy":
+        sample = f"n={deciding['items']}, {100 * deciding['beyond_window']:.0f} % of positions beyond the window"
+        return f"{TASKS[deciding['name']]} {value:+.1f} ± {error:.1f} points ({sample})"
+    if claim["reference"]:
+        return f"{value:+.2f} ± {error:.2f} %"
+    return f"{value:,.0f}" if claim["metric"] == "trained_parameters" else f"{value:,.1f}{UNITS[claim['metric']]}"
+
+
+def _rule(claim: dict) -> str:
+    metric, subject, tolerance = claim["metric"].replace("_", " "), f"`{claim['subject']}`", f"{claim['tolerance']:g}"
+    limit = f"{claim['relation'] or ''}".replace("_", " ")
+    change = f", change from `{claim['reference']}`," if claim["reference"] else ""
+    rule = {
+        "ordering": f"{metric} of {subject} {limit} `{claim['reference']}` by more than {tolerance} standard errors",
+        "identity": f"{metric} of {subject} equals `{claim['reference']}`, tolerance {tolerance}",
+        "bound": f"{metric} of {subject}{change} {limit} {claim['limit']}, tolerance {tolerance}",
+        "value": f"{metric} of {subject} within {tolerance} % of the printed value on {', '.join(claim['models'])}",
+    }[claim["kind"]]
+    return f"{claim['kind']}; {rule} ({claim['reason']})."

@@ -1,0 +1,52 @@
+"""What the paper prints: printed.yaml, looked up by `table.row` or `table.row.column`."""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+import yaml
+
+from focus.errors import UserError
+
+
+@cache
+def printed() -> dict:
+    """All of printed.yaml: {table: {place, model, corpus, context, window, steps, rows: {row: {column: number}}}}."""
+    return yaml.safe_load(files("focus.paper").joinpath("printed.yaml").read_text())
+
+
+def row(reference: str) -> dict:
+    """The printed row `table.row` as {column: number, "label": str, "against": row name}.
+
+    Raises UserError when the paper has no such row.
+    """
+    table, _, name = reference.partition(".")
+    rows = printed().get(table, {}).get("rows", {})
+    if name not in rows:
+        known = ", ".join(f"{key}.{each}" for key, value in printed().items() for each in value["rows"])
+        raise UserError(f"paper: expected a printed row ({known}), got {reference}")
+    return rows[name]
+
+
+def number(reference: str) -> float:
+    """The printed number `table.row.column` (or `table.column` for one of the whole table).
+
+    Raises UserError when the paper does not print it.
+    """
+    home, _, column = reference.rpartition(".")
+    values = row(home) if "." in home else printed().get(home, {})
+    if not isinstance(values.get(column), int | float):
+        raise UserError(f"paper: expected a printed number, got {reference}")
+    return values[column]
+
+
+def baseline(reference: str) -> dict | None:
+    """The printed row that `table.row` is compared with, or None for the baseline itself."""
+    against = row(reference).get("against")
+    return None if against is None else row(f"{reference.partition('.')[0]}.{against}")
+
+
+def rows_of(table: str) -> dict[str, dict]:
+    """All printed rows of a table, as {"table.row": row}; empty for what the paper does not have."""
+    return {f"{table}.{name}": values for name, values in printed().get(table, {}).get("rows", {}).items()}

@@ -1,0 +1,41 @@
+"""What the repository keeps of a run: tables, figures, claims, manifests and results, without weights and logs."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+from focus.errors import UserError
+
+KEPT = (
+    "claims.*",
+    "tables/*",
+    "figures/*",
+    "models/*.json",
+    "corpora/*.json",
+    "benchmarks/*.json",
+    "training/**/result.json",
+    "perplexity/**/*.json",
+    "downstream/**/*.json",
+)
+LARGEST = 1 << 20
+
+
+def keep(results: Path, reference: Path) -> list[Path]:
+    """Replace the folder `reference` by the small files of `results`; return them, relative to it.
+
+    Raises UserError, before anything is replaced, when there is nothing to keep or a file is over 1 MiB.
+    """
+    files = sorted({path for pattern in KEPT for path in Path(results).glob(pattern) if path.is_file()})
+    if not files:
+        raise UserError(f"{results}: expected the results of a run, found none")
+    for path in files:
+        if path.stat().st_size > LARGEST:
+            raise UserError(f"{path}: expected at most {LARGEST} bytes to keep, got {path.stat().st_size}")
+    shutil.rmtree(reference, ignore_errors=True)
+    kept = [path.relative_to(results) for path in files]
+    for path in kept:
+        target = Path(reference) / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(Path(results) / path, target)
+    return kept

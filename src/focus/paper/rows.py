@@ -1,0 +1,225 @@
+"""The results behind a table or a figure, gathered from result files alone.
+
+Paths under the results of a scale: perplexity/{model}/{corpus}/{method}/{variant}/seed{seed}.json, downstream/ alike,
+training/{model}/{corpus}/{method}/seed{seed}/result.json, and the manifests models/{model}.json, corpora/{corpus}.json.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import fmean
+
+import pandas
+
+from focus.config import Exhibit, Experiment, Row
+from focus.errors import UserError
+from focus.paper import printed, statistics
+from focus.provenance import read_result
+
+TASKS = {"hellaswag": "HellaSwag", "arc_easy": "ARC-Easy", "piqa": "PIQA", "lambada": "LAMBADA"}
+COLUMNS = [
+    *("model", "corpus", "row", "method", "variant", "seed", "metric", "value", "standard_error", "paper_row", "paper"),
+    *("not_run", "result", "code", "device", "dtype", "backend", "seconds", "peak_memory_mib"),
+]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The results of one row with one seed: {experiment: result}, and {experiment: path below the results folder}."""
+
+    results: dict[str, dict]
+    paths: dict[str, str]
+
+    @property
+    def windows(self) -> list[dict]:
+        """Scored windows of {document, start, tokens, loss_sum}."""
+        return self.results["perplexity"]["metrics"]["windows"]
+
+    @property
+    def tasks(self) -> dict[str, dict]:
+        """{task: {"items", "correct", "beyond_window", ...}} in the paper's order; empty without downstream results."""
+        measured = self.results["downstream"]["metrics"]["tasks"] if "downstream" in self.results else {}
+        return {task: measured[task] for task in TASKS if task in measured}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of an exhibit on one model: its run for each seed, or the reason why there is none."""
+
+    model: str
+    corpus: str
+    row: Row
+    label: str
+    method_label: str
+    kind: str
+    runs: dict[int, Run] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def first(self) -> Run:
+        """The run with the lowest seed."""
+        return self.runs[min(self.runs)]
+
+    def mean(self, metric: str) -> float:
+        """Mean over seeds of a scalar metric of the perplexity results."""
+        return fmean(run.results["perplexity"]["metrics"][metric] for run in self.runs.values())
+
+    def against(self, reference: Entry) -> statistics.Ratio:
+        """Perplexity over the reference's, paired by window, each seed with its own or the only one."""
+        return statistics.combine(
+            [statistics.compare(run.windows, base.windows) for run, base in pairs(self, reference)]
+        )
+
+
+def pairs(entry: Entry, reference: Entry) -> list[tuple[Run, Run]]:
+    """Each run of the entry with the reference's run of the same seed, or with its first where it has no such seed."""
+    return [(run, reference.runs.get(seed, reference.first)) for seed, run in entry.runs.items()]
+
+
+def gather(exhibit: Exhibit, experiment: Experiment, root: Path, *, partial: bool = False) -> list[Entry]:
+    """All rows of an exhibit, model by model in the order of the config.
+
+    A model that this run leaves out becomes an entry with a reason. Raises UserError when a result is missing, unless
+    `partial`: then the entry carries the reason.
+    """
+    return [
+        _entry(exhibit, experiment, Path(root), model, row, partial)
+        for model in exhibit.models or experiment.models
+        for row in exhibit.rows
+    ]
+
+
+def reference(entries: list[Entry], model: str) -> Entry | None:
+    """The pretrained row of a model, or None when the exhibit has none with results."""
+    return next(
+        (entry for entry in entries if entry.model == model and entry.kind == "pretrained" and entry.runs), None
+    )
+
+
+def frame(entries: list[Entry]) -> pandas.DataFrame:
+    """The entries as a tidy frame: one line per model, row, seed and metric, in full precision.
+
+    Accuracies and their changes are percent as in the paper; shares of pairs, tokens and positions are 0 to 1.
+    """
+    lines = []
+    for entry in entries:
+        known = {
+            "model": entry.model,
+            "corpus": entry.corpus,
+            "row": entry.label,
+            "method": entry.row.method,
+            "variant": entry.row.variant,
+            "paper_row": entry.row.paper,
+        }
+        if not entry.runs:
+            lines.append(known | {"not_run": entry.reason})
+        for seed, run in entry.runs.items():
+            measured = list(_metrics(entry, run, reference(entries, entry.model), seed))
+            lines += [known | {"seed": seed} | _origin(run, source) | values for source, values in measured]
+    table = pandas.DataFrame(lines, columns=COLUMNS)
+    return table.astype({"seed": "Int64"})
+
+
+def printed_value(entry: Entry, column: str) -> float | None:
+    """What the paper prints for the entry's row in a column, or None."""
+    return printed.row(entry.row.paper).get(column) if entry.row.paper else None
+
+
+def manifest(root: Path, kind: str, name: str) -> dict:
+    """The manifest of a model or corpus ({} when it is not there): source, revision, licence, note."""
+    path = Path(root) / kind / f"{name}.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def display_name(root: Path, model: str) -> str:
+    """The model's name, called a stand-in where its manifest calls it one."""
+    stands_in = manifest(root, "models", model).get("note", "").lower().startswith("stand-in")
+    return f"{model} (stand-in)" if stands_in else model
+
+
+def _entry(exhibit: Exhibit, experiment: Experiment, root: Path, model: str, row: Row, partial: bool) -> Entry:
+    method = experiment.methods[row.method]
+    attention = {"full": "", "soft": ", soft"}.get(row.attention, f", hard k={row.top_k}")
+    known = Entry(model, exhibit.corpus, row, method.label + attention, method.label, method.kind)
+    if model not in experiment.models:
+        return replace(known, reason="not run: this run leaves the model out")
+    runs = {}
+    for seed in experiment.seeds_of(model, row.method):
+        cell = f"{model}/{exhibit.corpus}/{row.method}"
+        paths = {"perplexity": f"perplexity/{cell}/{row.variant}/seed{seed}.json"}
+        if exhibit.downstream:
+            paths["downstream"] = f"downstream/{cell}/{row.variant}/seed{seed}.json"
+        missing = [path for path in paths.values() if not (root / path).exists()]
+        if missing and not partial:
+            raise UserError(f"{root / missing[0]}: expected the result of {known.label} on {model}, found none")
+        if missing:
+            return replace(known, reason=f"not run: no {', no '.join(missing)}")
+        training = f"training/{cell}/seed{seed}/result.json"
+        if (root / training).exists():
+            paths["training"] = training
+        runs[seed] = Run({name: _read(root / path, model, row, seed) for name, path in paths.items()}, paths)
+    return replace(known, runs=runs)
+
+
+def _read(path: Path, model: str, row: Row, seed: int) -> dict:
+    result = read_result(path)
+    settings = result["settings"]
+    found = (settings.get("model"), settings.get("method"), settings.get("seed"))
+    if found != (model, row.method, seed):
+        raise UserError(f"{path}: expected a result of {model}, {row.method}, seed {seed}, got {found}")
+    return result
+
+
+def _metrics(entry: Entry, run: Run, base: Entry | None, seed: int) -> Iterator[tuple[str, dict]]:
+    """(experiment, {metric, value, standard_error, paper}) for every number of one run."""
+
+    def line(source: str, metric: str, value: float, error: float | None = None, paper: float | None = None):
+        return source, {"metric": metric, "value": value, "standard_error": error, "paper": paper}
+
+    metrics = run.results["perplexity"]["metrics"]
+    yield line("perplexity", "perplexity", *statistics.perplexity(run.windows), printed_value(entry, "perplexity"))
+    other = base.runs.get(seed, base.first) if base else None
+    if other and entry is not base:
+        ratio = statistics.compare(run.windows, other.windows)
+        yield line("perplexity", "perplexity_ratio", ratio.value, ratio.error, printed_ratio(entry))
+    yield line("perplexity", "tokens", metrics["tokens"])
+    for share in ("pairs_kept", "far_pairs_kept"):
+        yield line("perplexity", share, metrics[share])
+    yield line(
+        "perplexity", "trained_parameters", metrics["trained_parameters"], None, printed_value(entry, "parameters")
+    )
+    for layer, values in enumerate(metrics.get("layers") or []):
+        for name in ("dominance", "confidence"):
+            if name in values:
+                yield line("perplexity", f"layer{layer}_{name}", values[name])
+    for task, values in run.tasks.items():
+        share, error = statistics.accuracy(values["correct"])
+        yield line("downstream", task, 100 * share, error and 100 * error, printed_value(entry, task))
+        yield line("downstream", f"{task}_items", values["items"])
+        yield line("downstream", f"{task}_beyond_window", values["beyond_window"])
+        if other and entry is not base and task in other.tasks:
+            flips = statistics.flips(values["correct"], other.tasks[task]["correct"])
+            yield line("downstream", f"{task}_change", 100 * flips.change, 100 * flips.error)
+            yield line("downstream", f"{task}_gained", flips.gained)
+            yield line("downstream", f"{task}_lost", flips.lost)
+            yield line("downstream", f"{task}_p_value", flips.p_value)
+    if "training" in run.results:
+        metrics = run.results["training"]["metrics"]
+        for name in ("steps", "tokens", "final_loss"):
+            if metrics.get(name) is not None:
+                yield line("training", f"training_{name}", metrics[name])
+
+
+def printed_ratio(entry: Entry) -> float | None:
+    """The paper's perplexity over its own baseline's, or None."""
+    base = printed.baseline(entry.row.paper) if entry.row.paper else None
+    return printed_value(entry, "perplexity") / base["perplexity"] if base else None
+
+
+def _origin(run: Run, source: str) -> dict:
+    provenance = run.results[source]["provenance"]
+    names = ("code", "device", "dtype", "backend", "seconds", "peak_memory_mib")
+    return {"result": run.paths[source]} | {name: provenance.get(name) for name in names}

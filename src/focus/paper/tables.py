@@ -1,0 +1,239 @@
+"""Tables from result files: CSV for machines; Markdown, HTML and LaTeX for people, each number beside the paper's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import fmean
+
+from focus.config import Exhibit, Experiment
+from focus.paper import layout, printed, rows, statistics
+from focus.paper.layout import Grid
+from focus.paper.rows import TASKS, Entry
+from focus.provenance import write_atomically
+
+
+def write(
+    table: str,
+    exhibit: Exhibit,
+    experiment: Experiment,
+    results_root: Path,
+    output_prefix: Path,
+    *,
+    partial: bool = False,
+) -> None:
+    """Write `output_prefix`.csv, .md, .html and .tex.
+
+    Raises UserError when a result is missing, unless `partial`: then its row says "not run" and why.
+    """
+    entries = rows.gather(exhibit, experiment, results_root, partial=partial)
+    grids = [
+        grid
+        for model in exhibit.models or experiment.models
+        for grid in _of_model(model, entries, exhibit, results_root)
+    ]
+    grids += _uncovered(table, exhibit, experiment)
+    notes = _notes(entries, exhibit, experiment, results_root)
+    write_atomically(Path(f"{output_prefix}.csv"), rows.frame(entries).to_csv(index=False))
+    write_atomically(Path(f"{output_prefix}.md"), layout.markdown(exhibit.title, grids, notes))
+    write_atomically(Path(f"{output_prefix}.html"), layout.page(exhibit.title, grids, notes))
+    write_atomically(Path(f"{output_prefix}.tex"), layout.latex(table, exhibit.title, grids, notes))
+
+
+def number(value: float, error: float | None = None) -> str:
+    """A value and its error with the same decimals: two below 100, one below 1000, none above."""
+    decimals = 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
+    return f"{value:,.{decimals}f}" + ("" if error is None else f" ± {error:,.{decimals}f}")
+
+
+def ratios(values: list[statistics.Ratio | None]) -> list[str]:
+    """A column of ratios with three decimals, or the four that its smallest error needs."""
+    small = any(value and value.error and value.error < 0.0005 for value in values)
+    decimals = 4 if small else 3
+    shown = []
+    for value in values:
+        error = "" if value is None or value.error is None else f" ± {value.error:.{decimals}f}"
+        shown.append("-" if value is None else f"{value.value:.{decimals}f}{error}")
+    return shown
+
+
+def paper_number(value: float | None) -> str:
+    """A printed number as printed, or a dash where the paper prints none."""
+    return "-" if value is None else f"{value:g}"
+
+
+def paper_ratio(value: float | None) -> str:
+    """A ratio of printed perplexities."""
+    return "-" if value is None else f"{value:.3f}"
+
+
+def percent(share: float) -> str:
+    """A share of 0 to 1 as percent."""
+    return f"{100 * share:.1f} %"
+
+
+def sentence(note: str) -> str:
+    """A registry's note as a sentence."""
+    return f"{note[:1].upper()}{note[1:].rstrip('.')}."
+
+
+def _of_model(model: str, entries: list[Entry], exhibit: Exhibit, root: Path) -> list[Grid]:
+    mine = [entry for entry in entries if entry.model == model]
+    base = rows.reference(mine, model)
+    lines = _measured_on(mine, rows.manifest(root, "models", model))
+    name = rows.display_name(root, model)
+    grids = [Grid(f"{name}: perplexity", *_perplexity(mine, base), lines)]
+    if exhibit.downstream and any(entry.runs for entry in mine):
+        grids.append(Grid(f"{name}: accuracy, percent", *_accuracy(mine, base)))
+    return grids
+
+
+def _perplexity(entries: list[Entry], base: Entry | None) -> tuple[list[str], list[list[str]]]:
+    several = any(len(entry.runs) > 1 for entry in entries)
+    header = ["Row", "Perplexity", *(["Over seeds"] if several else []), "Ratio to pretrained"]
+    header += ["Paper's perplexity", "Paper's ratio", "Far pairs kept", "Trained parameters"]
+    changes = [entry.against(base) if base and entry.runs and entry is not base else None for entry in entries]
+    lines = []
+    for entry, change in zip(entries, ratios(changes), strict=True):
+        paper = [paper_number(rows.printed_value(entry, "perplexity")), paper_ratio(rows.printed_ratio(entry))]
+        if not entry.runs:
+            lines.append([entry.label, "not run", *(["-"] if several else []), "-", *paper, "-", "-"])
+            continue
+        measured = [statistics.perplexity(run.windows) for run in entry.runs.values()]
+        values, errors = zip(*measured, strict=True)
+        line = [entry.label, number(fmean(values), None if None in errors else fmean(errors))]
+        if several:
+            line.append("-" if len(values) == 1 else f"± {number(statistics.spread(values))} ({len(values)})")
+        line += [change, *paper, percent(entry.mean("far_pairs_kept")), f"{entry.mean('trained_parameters'):,.0f}"]
+        lines.append(line)
+    return header, lines
+
+
+def _accuracy(entries: list[Entry], base: Entry | None) -> tuple[list[str], list[list[str]]]:
+    tasks = next(entry.first.tasks for entry in entries if entry.runs)
+    items = {task: values["items"] for task, values in tasks.items()}
+    header = ["Row", *(cell for task in tasks for cell in (f"{TASKS[task]} (n={items[task]})", "paper"))]
+    lines = []
+    for entry in entries:
+        line = [entry.label]
+        for task in tasks:
+            paper = paper_number(rows.printed_value(entry, task))
+            line += [_score(entry, base, task) if entry.runs else "not run", paper]
+        lines.append(line)
+    beyond = {
+        task: fmean(entry.first.tasks[task]["beyond_window"] for entry in entries if entry.runs) for task in tasks
+    }
+    lines.append(
+        ["Positions that see beyond the window", *(cell for task in tasks for cell in (percent(beyond[task]), "-"))]
+    )
+    return header, lines
+
+
+def _score(entry: Entry, base: Entry | None, task: str) -> str:
+    measured = [statistics.accuracy(run.tasks[task]["correct"]) for run in entry.runs.values()]
+    values, errors = zip(*measured, strict=True)
+    shown = f"{100 * fmean(values):.1f}" + ("" if None in errors else f" ± {100 * fmean(errors):.1f}")
+    if base is None or entry is base:
+        return shown
+    flips = [
+        statistics.flips(run.tasks[task]["correct"], other.tasks[task]["correct"])
+        for run, other in rows.pairs(entry, base)
+    ]
+    gained, lost = fmean(each.gained for each in flips), fmean(each.lost for each in flips)
+    return f"{shown} (+{gained:.3g} -{lost:.3g})"
+
+
+def _measured_on(entries: list[Entry], manifest: dict) -> list[str]:
+    """What a model's numbers were measured with, from the results themselves; and why rows are missing."""
+    lines = [sentence(manifest["note"])] if manifest.get("note") else []
+    run = next((entry.first for entry in entries if entry.runs), None)
+    if run:
+        result = run.results["perplexity"]
+        metrics, settings, provenance = result["metrics"], result["settings"]["model_settings"], result["provenance"]
+        documents = sorted({window["document"] for window in run.windows})
+        held_out = ", ".join(documents) if len(documents) <= 4 else f"{len(documents)} documents"
+        lines.append(
+            f"Context {metrics['context']}, window {settings['window']}, stride {metrics['stride']}; "
+            f"{len(run.windows)} windows, {metrics['tokens']:,} tokens scored, from held-out {held_out}; "
+            f"{provenance['dtype']} on {provenance['device']}."
+        )
+    trained = [line for entry in entries if (line := _trained(entry))]
+    if trained:
+        lines.append("Trained: " + "; ".join(dict.fromkeys(trained)) + ".")
+    lines += dict.fromkeys(f"{entry.label}: {entry.reason}." for entry in entries if entry.reason)
+    return lines
+
+
+def _trained(entry: Entry) -> str | None:
+    """How a row was trained: steps, rate, tokens and seeds."""
+    if not entry.runs:
+        return None
+    settings = entry.first.results["perplexity"]["settings"]
+    training = settings["settings"]["training"]
+    if training is None:
+        return None
+    name = entry.method_label
+    phases = " then ".join(
+        f"{phase['steps']} steps of {phase['trains']} at {phase['learning_rate']:g}"
+        for phase in training["phases"]
+        if phase["steps"]
+    )
+    if not phases:
+        return f"{name}: not at all"
+    batch = training["batch_size"] * training["accumulation"]
+    tokens = sum(phase["steps"] for phase in training["phases"]) * batch * settings["model_settings"]["context"]
+    seeds = ", ".join(str(seed) for seed in entry.runs)
+    return f"{name}: {phases}, {tokens:,} tokens, seed{'s' * (len(entry.runs) > 1)} {seeds}"
+
+
+def _uncovered(table: str, exhibit: Exhibit, experiment: Experiment) -> list[Grid]:
+    """The paper's rows that no row here stands for: said, not left out."""
+    named = {row.paper for row in exhibit.rows}
+    lines = []
+    for reference, row in printed.rows_of(table).items():
+        if reference not in named:
+            base = printed.baseline(reference)
+            change = paper_ratio(row["perplexity"] / base["perplexity"] if base else None)
+            lines.append([row["label"], paper_number(row["perplexity"]), change, "not run"])
+    if not lines:
+        return []
+    why = f"Nothing in the scale `{experiment.scale}` stands for these rows."
+    return [Grid("The paper's other rows", ["Row", "Paper's perplexity", "Paper's ratio", "Here"], lines, [why])]
+
+
+def _notes(entries: list[Entry], exhibit: Exhibit, experiment: Experiment, root: Path) -> list[str]:
+    paper = printed.printed().get(next((row.paper for row in exhibit.rows if row.paper), "").partition(".")[0])
+    corpus = rows.manifest(root, "corpora", exhibit.corpus)
+    notes = [
+        f"Scale `{experiment.scale}`; text `{exhibit.corpus}`"
+        + (f" ({corpus['note'].rstrip('.')})." if corpus.get("note") else ".")
+    ]
+    if paper:
+        steps = f", {paper['steps']} steps" if paper["steps"] else ""
+        notes.append(
+            f"The paper's numbers are from {paper['model']} on {paper['corpus']}, context {paper['context']}, window "
+            f"{paper['window']}{steps}: other models and text, so compare changes and orderings, not perplexities."
+        )
+    seeds = {
+        len(entry.runs)
+        for entry in entries
+        if entry.runs and entry.first.results["perplexity"]["settings"]["settings"]["training"]
+    }
+    if seeds == {1}:
+        notes.append("One seed, so no spread over seeds.")
+    elif seeds:
+        notes.append(
+            "Over seeds: standard deviation (number of seeds), a dash where nothing trains. Other values are means "
+            "over seeds."
+        )
+    notes += [
+        "± of a perplexity: standard error over windows. Ratio to pretrained: its standard error comes from the "
+        "differences paired by window.",
+        "Far pairs kept: of the causal pairs farther apart than the window, the share attended, sinks included. The "
+        "soft gate weighs every pair and computes all.",
+    ]
+    if exhibit.downstream:
+        notes.append(
+            "± of an accuracy: standard error over items; (+gained -lost): items that change against pretrained. Where "
+            "few positions see beyond the window, hardly any item can change, whatever the groups."
+        )
+    return notes

@@ -1,0 +1,221 @@
+"""The one module Focus adds to an attention layer, and the functions through which transformers calls it.
+
+transformers hands an attention function queries, keys and values but not the hidden states, so a pre-hook of the
+attention module passes them (and the cache, if any) to the module's router just before.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface, Cache
+
+from focus import routing
+from focus.attention import focus_attention
+from focus.config import Attention, FocusConfig
+from focus.errors import UserError
+from focus.gates import gated_attention
+from focus.memory import memory_of
+
+IMPLEMENTATION = "focus"
+
+
+class Router(nn.Module):
+    """Assigns the tokens of one layer to groups and attends accordingly.
+
+    Parameters projection [d_g, d] and centroids [K, d_g] and the buffer potentials [K] are float32 whatever the model.
+    """
+
+    def __init__(self, config: FocusConfig, width: int, generator: torch.Generator):
+        super().__init__()
+        self.config = config
+        deviation = config.projection_std or width**-0.5
+        projection = torch.randn(config.routing_dim, width, generator=generator) * deviation
+        centroids = torch.randn(config.groups, config.routing_dim, generator=generator) * config.centroid_std
+        self.projection = nn.Parameter(projection)
+        self.centroids = nn.Parameter(centroids)
+        self.register_buffer("potentials", torch.zeros(config.groups))
+        self.attention: Attention = "hard"
+        self.top_k = config.top_k
+        self.observed: dict[str, float] | None = None
+        self.calibration: list[Tensor] | None = None
+        self._received: tuple[Tensor, Cache | None] | None = None
+        self._trained_on: tuple[Tensor, Tensor | None] | None = None
+
+    def forward(self, hidden: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Soft assignment: hidden [B, T, d], padding_mask bool [B, T] -> float32 [B, T, K], rows sum to 1."""
+        config = self.config
+        scores = routing.scores(hidden.to(self.projection.device), self.projection, self.centroids)
+        if config.balance == "sinkhorn":
+            return routing.sinkhorn(
+                scores,
+                temperature=config.temperature,
+                iterations=config.sinkhorn_iterations,
+                padding_mask=padding_mask,
+            )
+        if config.balance == "softmax":
+            return routing.assign(scores, temperature=config.temperature)
+        if self.calibration is not None:
+            potentials = self._columns(scores, padding_mask)
+            self.calibration.append(potentials.mean(dim=0))
+            return routing.assign(scores, temperature=config.temperature, potentials=potentials)
+        if self.training:
+            self._trained_on = scores.detach(), padding_mask
+        return routing.assign(scores, temperature=config.temperature, potentials=self.potentials)
+
+    @torch.no_grad()
+    def update_potentials(self) -> None:
+        """Move the potentials towards the column potentials of the last training forward."""
+        if self._trained_on is not None:
+            target = self._columns(*self._trained_on).mean(dim=0)
+            self.potentials.lerp_(target, 1 - self.config.potential_momentum)
+            self._trained_on = None
+
+    def receive(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
+        """Pre-hook of the attention module: keep its hidden states and its cache for `attend`."""
+        if self.attention != "full":
+            hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+            caches = (value for value in (*args, *kwargs.values()) if isinstance(value, Cache))
+            self._received = hidden, next(caches, None)
+
+    def attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        padding_mask: Tensor | None,
+        *,
+        layer_idx: int,
+        dropout: float,
+        **settings,
+    ) -> Tensor:
+        """Soft or hard Focus attention: query [B, H, Tq, D], key and value [B, Hkv, Tk, D] -> [B, H, Tq, D].
+
+        `settings` are the scale, softcap and sliding_window of the model. padding_mask: bool [B, Tk].
+        """
+        (hidden, cache), self._received = self._received, None
+        queries, keys = query.shape[2], key.shape[2]
+        if keys > queries and self.config.balance == "sinkhorn":
+            raise UserError(
+                "balance: sinkhorn cannot decode with a cache, because its groups depend on later tokens; "
+                "expected balance potentials (or softmax), or generate with use_cache=False"
+            )
+        new_mask = None if padding_mask is None else padding_mask[:, keys - queries :]
+        assignment = self(hidden, new_mask)
+        sinks = self.config.sinks
+        if cache is not None:
+            assignment, ordinals = memory_of(cache, layer_idx).remember(assignment, new_mask, keys)
+            if keys > queries:
+                sinks = ordinals <= sinks
+        settings |= {"window": self.config.window, "sinks": sinks, "padding_mask": padding_mask}
+        if self.observed is not None:
+            self._observe(assignment, sinks, padding_mask, settings["sliding_window"])
+        if self.attention == "soft":
+            gate = {"gate": self.config.gate, "steepness": self.config.steepness}
+            return gated_attention(query, key, value, assignment, dropout=dropout, **gate, **settings)
+        if dropout:
+            raise UserError(f"attention: hard has no attention dropout, got {dropout}; use soft, or model.eval()")
+        groups = assignment.argmax(dim=-1) if self.top_k == 1 else routing.top_k_membership(assignment, self.top_k)
+        return focus_attention(query, key, value, groups, **settings)
+
+    def _columns(self, scores: Tensor, padding_mask: Tensor | None) -> Tensor:
+        return routing.column_potentials(
+            scores,
+            temperature=self.config.temperature,
+            iterations=self.config.sinkhorn_iterations,
+            padding_mask=padding_mask,
+        )
+
+    @torch.no_grad()
+    def _observe(
+        self, assignment: Tensor, sinks: int | Tensor, padding_mask: Tensor | None, sliding_window: int | None
+    ) -> None:
+        top_k = self.top_k if self.attention == "hard" else self.config.top_k
+        membership = routing.top_k_membership(assignment, top_k)
+        confidence = assignment.amax(dim=-1)
+        every, far = routing.pairs_kept(membership, self.config.window, sinks, padding_mask, sliding_window)
+        self.observed.update(
+            dominance=routing.dominance(assignment, padding_mask),
+            confidence=(confidence if padding_mask is None else confidence[padding_mask]).mean().item(),
+            pairs_kept=every,
+            far_pairs_kept=far,
+        )
+
+
+def attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs,
+) -> tuple[Tensor, None]:
+    """What transformers calls instead of its own attention; returns ([B, Tq, H, D], None)."""
+    router = getattr(module, "focus", None)
+    extra = [name for name in ("s_aux", "position_bias") if kwargs.get(name) is not None]
+    if router is None or extra:
+        raise UserError(f"{type(module).__name__}: expected plain causal self-attention, got {extra or 'no router'}")
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise UserError(
+            f"attention_mask: expected 2 dimensions [batch, tokens], got shape {list(attention_mask.shape)}"
+        )
+    if attention_mask is not None:
+        key, value = key[:, :, : attention_mask.shape[1]], value[:, :, : attention_mask.shape[1]]
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        query, key, value = (tensor.to(torch.get_autocast_dtype(device)) for tensor in (query, key, value))
+    with torch.autocast(device, enabled=False):
+        out = router.attend(
+            query,
+            key,
+            value,
+            attention_mask,
+            layer_idx=module.layer_idx,
+            dropout=dropout,
+            scale=scaling,
+            softcap=softcap,
+            sliding_window=sliding_window,
+        )
+    return out.transpose(1, 2).contiguous(), None
+
+
+def mask_function(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    use_vmap: bool = False,
+    device: torch.device | None = None,
+    **_,
+) -> Tensor | None:
+    """The padding mask for the keys that hold a token: bool [B, n], or None when all `kv_length` of them are real.
+
+    A static cache has room for more than n keys; the mask's width tells the attention function where to cut.
+    """
+    if use_vmap or (not allow_is_causal_skip and q_length > 1):
+        raise UserError("attention: expected causal sequences, got packed ones or a mask of the model's own")
+    length = int(q_offset) + q_length - kv_offset
+    if attention_mask is not None:
+        attention_mask = attention_mask[:, kv_offset : kv_offset + length]
+        if attention_mask.shape[1] != length:
+            raise UserError(
+                f"attention_mask: expected {kv_offset + length} columns, past tokens included, "
+                f"got {kv_offset + attention_mask.shape[1]}"
+            )
+    if length < kv_length and attention_mask is None:
+        return torch.ones(batch_size, length, dtype=torch.bool, device=device)
+    if attention_mask is not None and length == kv_length and attention_mask.all():
+        return None
+    return attention_mask
+
+
+AttentionInterface.register(IMPLEMENTATION, attention_function)
+AttentionMaskInterface.register(IMPLEMENTATION, mask_function)

@@ -1,0 +1,101 @@
+"""Which groups a token belongs to: scores, the balances that keep groups even, and hard membership (paper section 2).
+
+Shapes: B batch, T tokens, d hidden size, d_g routing size, K groups. Everything is computed in float32 (float64 for
+float64 scores) whatever the model's dtype, and autocast never applies.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from focus.attention.reference import causal_pairs, near_pairs, same_group, sink_keys
+
+PADDED = -1e30
+
+
+def scores(hidden: Tensor, projection: Tensor, centroids: Tensor) -> Tensor:
+    """S = (W_g h) C^T: hidden [B, T, d], projection [d_g, d], centroids [K, d_g] -> float32 [B, T, K].
+
+    The two small matrices are multiplied first, which costs T*d*K instead of T*d*d_g.
+    """
+    with torch.autocast(hidden.device.type, enabled=False):
+        return hidden.float() @ (centroids.float() @ projection.float()).T
+
+
+def sinkhorn(scores: Tensor, *, temperature: float, iterations: int, padding_mask: Tensor | None = None) -> Tensor:
+    """The paper's balance: exp(S / tau), `iterations` times divided by the sum over tokens, then over groups.
+
+    scores [B, T, K] -> [B, T, K]. Each row is a distribution over groups, column sums approach T / K. Depends on every
+    token of the sequence, later ones included. padding_mask: bool [B, T], True = real; padding is not counted.
+    """
+    columns = _log_column_scale(scores, temperature, iterations, padding_mask)
+    return assign(scores, temperature=temperature, potentials=columns)
+
+
+def column_potentials(
+    scores: Tensor, *, temperature: float, iterations: int, padding_mask: Tensor | None = None
+) -> Tensor:
+    """The log column scale of Sinkhorn, centred over the groups: scores [B, T, K] -> [B, K].
+
+    `assign` with these potentials is `sinkhorn`; with potentials frozen from elsewhere it is causal.
+    """
+    columns = _log_column_scale(scores, temperature, iterations, padding_mask)
+    return columns - columns.mean(dim=-1, keepdim=True)
+
+
+def assign(scores: Tensor, *, temperature: float, potentials: Tensor | None = None) -> Tensor:
+    """softmax(S / tau + potential) over the groups: scores [B, T, K], potentials [K] or [B, K] -> [B, T, K]."""
+    logits = _high(scores) / temperature
+    if potentials is not None:
+        logits = logits + potentials.to(logits.dtype).unsqueeze(-2)
+    return torch.softmax(logits, dim=-1)
+
+
+def top_k_membership(assignment: Tensor, k: int) -> Tensor:
+    """The k largest groups of each token: assignment [B, T, K] -> bool [B, T, K] with k True a row."""
+    chosen = assignment.topk(k, dim=-1).indices
+    return torch.zeros_like(assignment, dtype=torch.bool).scatter_(-1, chosen, True)
+
+
+def dominance(assignment: Tensor, padding_mask: Tensor | None = None) -> float:
+    """Share of the real tokens of a batch whose largest group is the fullest one: 1/K is even, 1 is collapse."""
+    largest = assignment.argmax(dim=-1)
+    real = largest.flatten() if padding_mask is None else largest[padding_mask]
+    return torch.bincount(real).max().item() / real.numel()
+
+
+def pairs_kept(
+    membership: Tensor,
+    window: int,
+    sinks: int | Tensor = 0,
+    padding_mask: Tensor | None = None,
+    sliding_window: int | None = None,
+) -> tuple[float, float]:
+    """Shares of the pairs full attention computes that hard attention keeps: of all pairs, and of the far ones.
+
+    membership: bool [B, T, K]; sinks: how many, or bool [B, T]; far means a distance above `window`. Without any far
+    pair nothing can be dropped, and its share is 1.
+    """
+    length, device = membership.shape[1], membership.device
+    pairs = causal_pairs(length, length, sliding_window, padding_mask, device)
+    far = pairs & ~near_pairs(length, length, window, device)
+    kept = far & (same_group(membership, length) | sink_keys(length, sinks, padding_mask, device)[:, None])
+    far_count = far.expand_as(kept).sum().item()
+    near_count = pairs.expand_as(kept).sum().item() - far_count
+    kept_count = kept.sum().item()
+    return (near_count + kept_count) / (near_count + far_count), kept_count / far_count if far_count else 1.0
+
+
+def _log_column_scale(scores: Tensor, temperature: float, iterations: int, padding_mask: Tensor | None) -> Tensor:
+    logits = (_high(scores) / temperature).transpose(1, 2).contiguous()
+    counted = logits if padding_mask is None else logits.masked_fill(~padding_mask[:, None], PADDED)
+    columns = -torch.logsumexp(counted, dim=2, keepdim=True)
+    for _ in range(iterations - 1):
+        rows = -torch.logsumexp(logits + columns, dim=1, keepdim=True)
+        columns = -torch.logsumexp(counted + rows, dim=2, keepdim=True)
+    return columns.squeeze(2)
+
+
+def _high(tensor: Tensor) -> Tensor:
+    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))

@@ -1,0 +1,147 @@
+"""Scales: config files laid over one another and checked before any job.
+
+An error is one line that names file and key. Later files win key by key, as in `snakemake --configfile`; lists are
+replaced whole.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from focus import corpora, models
+from focus.config import Experiment
+from focus.errors import UserError
+
+COMMAND_LINE = "--config"
+
+
+def load(files: list[Path], overrides: Sequence[str] = ()) -> Experiment:
+    """The experiment that `files`, one over the other, and the command line's `overrides` (`key=YAML`) describe.
+
+    Raises UserError with one line, `file: key: what is wrong`, naming the file that set the key.
+    """
+    layers = [(str(path), read(path)) for path in files]
+    layers += [
+        (COMMAND_LINE, {key: _parse(COMMAND_LINE, text)}) for key, text in (each.split("=", 1) for each in overrides)
+    ]
+    settings: dict = {}
+    for _, layer in layers:
+        settings = _merge(settings, layer)
+    try:
+        experiment = Experiment.model_validate(settings)
+    except ValidationError as error:
+        raise UserError(_one_line(error, layers)) from None
+    for key, problem in _unregistered(experiment):
+        raise UserError(f"{_home(key, layers)}: {key}: {problem}")
+    return experiment
+
+
+def read(path: Path) -> dict:
+    """One config file as a mapping. Raises UserError when it is missing, is not YAML, or sets a key twice."""
+    try:
+        content = _parse(path, Path(path).read_text())
+    except OSError as error:
+        raise UserError(f"{path}: expected a config file, got {error.strerror}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: expected a mapping of keys, got {type(content).__name__}")
+    return content
+
+
+def schema() -> str:
+    """The JSON schema of a whole scale, as the text of config/schema.json."""
+    return json.dumps(Experiment.model_json_schema(), indent=2) + "\n"
+
+
+def _parse(origin: Path | str, text: str):
+    try:
+        return yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        raise UserError(f"{origin}: expected YAML, got {' '.join(str(error).split())}") from None
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A loader that refuses a mapping with the same key twice, which YAML would settle silently."""
+
+    def construct_mapping(self, node, deep=False):
+        seen = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen and key_node.tag != "tag:yaml.org,2002:merge":
+                raise yaml.YAMLError(f"the key {key} twice, again in line {key_node.start_mark.line + 1}")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _merge(base, over):
+    if not (isinstance(base, Mapping) and isinstance(over, Mapping)):
+        return over
+    return {**base, **{key: _merge(base.get(key), value) for key, value in over.items()}}
+
+
+def _one_line(error: ValidationError, layers: list[tuple[str, Mapping]]) -> str:
+    first, *others = error.errors()
+    key = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    kind, got = first["type"], first["input"]
+    if kind == "value_error":
+        problem = str(first["ctx"]["error"])
+        if not key:
+            key, problem = re.fullmatch(r"([^\s:]+): (.*)", problem).groups()
+    elif kind == "missing":
+        problem = "this key is missing"
+    elif kind == "extra_forbidden":
+        problem = "there is no such key"
+    else:
+        problem = f"{first['msg'].replace('Input should be', 'expected')}, got {got!r}"
+        if isinstance(got, str) and re.fullmatch(r"[\d.]+[eE][+-]?\d+", got):
+            problem += " (YAML reads a number only with a point and a sign: 1.0e-3)"
+    more = f" (and {len(others)} more)" if others else ""
+    return f"{_home(key, layers)}: {key}: {problem}{more}"
+
+
+def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """(key, problem) for every model and corpus in use that its registry does not hold as the config takes it."""
+    used = {}
+    for model in experiment.models:
+        pretraining = experiment.model_settings[model].pretraining
+        key = f"model_settings.{model}.pretraining"
+        if model not in models.REGISTRY:
+            yield "models", f"expected a model of the registry ({', '.join(models.REGISTRY)}), got {model}"
+        elif models.REGISTRY[model].trained and pretraining is None:
+            yield key, "expected settings, since no weights of this model are published, got null"
+        elif pretraining is not None and not models.REGISTRY[model].trained:
+            yield key, "expected null, since the registry has this model's weights, got settings"
+        elif pretraining is not None:
+            used |= {f"{key}.corpora.{number}": corpus for number, corpus in enumerate(pretraining.corpora)}
+    for kind in ("tables", "figures"):
+        used |= {f"{kind}.{name}.corpus": exhibit.corpus for name, exhibit in getattr(experiment, kind).items()}
+    for key, corpus in used.items():
+        if corpus not in corpora.REGISTRY:
+            yield key, f"expected a corpus of the registry ({', '.join(corpora.REGISTRY)}), got {corpus}"
+
+
+def _home(key: str, layers: list[tuple[str, Mapping]]) -> str:
+    """The layer that set `key`: the last of those that hold the most of its path; the first if none holds any."""
+    depths = [_depth(settings, key) for _, settings in layers]
+    if not max(depths):
+        return layers[0][0]
+    return layers[len(depths) - 1 - depths[::-1].index(max(depths))][0]
+
+
+def _depth(settings, key: str) -> int:
+    """How many characters of the dotted `key` lead to something in `settings`; names may hold dots themselves."""
+    if isinstance(settings, list):
+        settings = dict(enumerate(settings))
+    if not isinstance(settings, Mapping):
+        return 0
+    depths = [
+        len(str(name)) + _depth(value, key[len(str(name)) + 1 :])
+        for name, value in settings.items()
+        if f"{key}.".startswith(f"{name}.")
+    ]
+    return max(depths, default=0)

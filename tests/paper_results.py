@@ -1,0 +1,105 @@
+"""Made-up results with known answers, in the folders and shapes of real ones, for the tests of focus.paper."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import yaml
+
+from focus import jobs
+from focus.config import Exhibit, Experiment, Row
+
+TASKS = ("hellaswag", "arc_easy", "piqa", "lambada")
+REPOSITORY = Path(__file__).parents[1]
+KEPT = {"full": 1.0, "soft": 1.0, "hard-k1": 0.3, "hard-k2": 0.85, "hard-k3": 1.0, "hard-k4": 1.0}
+
+
+def experiment(**changes) -> Experiment:
+    """The default scale with changed keys."""
+    settings = yaml.safe_load((REPOSITORY / "config/config.yaml").read_text())
+    return Experiment.model_validate(settings | changes)
+
+
+def scored(shift: float = 0.0, *, windows: int = 8, tokens: int = 100, uneven: float = 0.1) -> list[dict]:
+    """Windows whose loss a token is `shift` above the same window's at shift 0, give or take the share `uneven`."""
+    return [
+        {
+            "document": f"book{number % 2}",
+            "start": 100 * number,
+            "tokens": tokens,
+            "loss_sum": tokens * (3.0 + 0.1 * math.sin(number) + shift * (1 + uneven * (-1) ** number)),
+        }
+        for number in range(windows)
+    ]
+
+
+def write_results(
+    root: Path, settings: Experiment, shifts: dict[str, float] | None = None, *, lost: int = 0, uneven: float = 0.1
+) -> None:
+    """Every result that the exhibits name.
+
+    `shifts`: log perplexity over the pretrained model's, by "method/variant" or "method/variant/seed"; `lost`: items
+    of 10 that rows other than pretrained lose in each task.
+    """
+    for exhibit in [*settings.tables.values(), *settings.figures.values()]:
+        for model in exhibit.models or settings.models:
+            for row in exhibit.rows:
+                for seed in settings.seeds_of(model, row.method):
+                    key = f"{row.method}/{row.variant}"
+                    shift = (shifts or {}).get(f"{key}/{seed}", (shifts or {}).get(key, 0.0))
+                    losing = 0 if row.method == "pretrained" else lost
+                    write_row(root, settings, exhibit, model, row, seed, scored(shift, uneven=uneven), losing)
+
+
+def write_row(
+    root: Path,
+    settings: Experiment,
+    exhibit: Exhibit,
+    model: str,
+    row: Row,
+    seed: int,
+    windows: list[dict],
+    lost: int,
+) -> None:
+    """The results of one row with one seed."""
+    cell = (model, exhibit.corpus, row.method, row.variant, seed)
+    tokens = sum(window["tokens"] for window in windows)
+    loss = sum(window["loss_sum"] for window in windows) / tokens
+    kept = 0.2 if row.method.startswith("window") else KEPT[row.variant]
+    metrics = {
+        "perplexity": math.exp(loss),
+        "loss": loss,
+        "tokens": tokens,
+        "context": settings.model_settings[model].context,
+        "stride": settings.model_settings[model].context,
+        "windows": windows,
+        "documents": [],
+        "layers": [{"dominance": 0.3, "confidence": 0.6}] if row.method.startswith("focus") else [],
+        "pairs_kept": kept,
+        "far_pairs_kept": kept,
+        "trained_parameters": 0 if row.method in ("pretrained", "window", "window-sinks") else 69120,
+    }
+    path = "/".join(cell[:4]) + f"/seed{seed}.json"
+    write_result(root / "perplexity" / path, "perplexity", jobs.perplexity_job(settings, *cell), metrics)
+    if exhibit.downstream:
+        correct = [1] * (7 - lost) + [0] * (3 + lost)
+        scores = {"accuracy": (7 - lost) / 10, "items": 10, "correct": correct, "beyond_window": 0.031}
+        job = jobs.downstream_job(settings, *cell)
+        write_result(root / "downstream" / path, "downstream", job, {"tasks": dict.fromkeys(TASKS, scores)})
+
+
+def write_result(path: Path, kind: str, job, metrics: dict) -> None:
+    """One result file."""
+    provenance = {
+        "code": "0" * 64,
+        "device": "cpu",
+        "dtype": "float32",
+        "backend": "eager",
+        "seconds": 1.5,
+        "peak_memory_mib": 900,
+    }
+    result = {"result_version": 1, "experiment": kind, "settings": job.model_dump(mode="json")}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result | {"metrics": metrics, "provenance": provenance}))

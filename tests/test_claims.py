@@ -1,0 +1,191 @@
+import json
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+from paper_results import REPOSITORY, experiment, write_results
+
+from focus.errors import UserError
+from focus.paper import claims
+from focus.paper.claims import Claim
+
+CLAIMS = REPOSITORY / "config/claims.yaml"
+ORDERING = {
+    "id": "x",
+    "place": "Table 1",
+    "statement": "A is below B.",
+    "kind": "ordering",
+    "metric": "perplexity",
+    "subject": "focus/soft",
+    "relation": "below",
+    "reference": "pretrained/full",
+    "tolerance": 2.0,
+    "reason": "two standard errors",
+}
+BOUND = ORDERING | {"kind": "bound", "relation": "at_most", "limit": 50.0, "reference": None, "metric": "pairs_kept"}
+IDENTITY = ORDERING | {"kind": "identity", "relation": None, "tolerance": 0.1}
+VALUE = ORDERING | {
+    "kind": "value",
+    "relation": None,
+    "reference": None,
+    "printed": ["table1.focus.perplexity"],
+    "models": ["gpt2-124m"],
+    "corpora": ["pg19"],
+    "tolerance": 5.0,
+}
+
+
+def verdicts(root, settings, **options) -> dict[str, dict]:
+    claims.write(CLAIMS, settings, root, root / "claims.json", root / "claims.md", **options)
+    return {claim["id"]: claim for claim in json.loads((root / "claims.json").read_text())["claims"]}
+
+
+@pytest.mark.parametrize(
+    ("settings", "value", "error", "verdict"),
+    [
+        (ORDERING, -1.0, 0.4, "reproduced"),
+        (ORDERING, -1.0, 0.6, "undecided"),
+        (ORDERING, 1.0, 0.6, "undecided"),
+        (ORDERING, 1.0, 0.4, "contradicted"),
+        (ORDERING, 0.0, 0.0, "contradicted"),
+        (ORDERING | {"relation": "above"}, 1.0, 0.4, "reproduced"),
+        (BOUND, 49.0, 0.0, "reproduced"),
+        (BOUND, 51.0, 0.0, "within tolerance"),
+        (BOUND, 83.0, 0.0, "contradicted"),
+        (BOUND, 53.0, 1.0, "undecided"),
+        (BOUND, 49.0, 3.0, "undecided"),
+        (BOUND | {"relation": "at_least"}, 83.0, 0.0, "reproduced"),
+        (IDENTITY, 0.0, 0.0, "reproduced"),
+        (IDENTITY, -0.05, 0.0, "within tolerance"),
+        (IDENTITY, 0.3, 0.2, "undecided"),
+        (IDENTITY, -0.3, 0.05, "contradicted"),
+        (VALUE, 36.24, 0.0, "reproduced"),
+        (VALUE, 37.5, 0.0, "within tolerance"),
+        (VALUE, 38.5, 0.5, "undecided"),
+        (VALUE, 42.8, 0.5, "contradicted"),
+    ],
+)
+def test_verdicts(settings, value, error, verdict):
+    assert claims.judge(Claim(**settings), value, error) == verdict
+
+
+@given(value=st.floats(-100, 100), error=st.floats(0, 10))
+def test_an_ordering_and_its_opposite_never_both_hold(value, error):
+    found = {claims.judge(Claim(**ORDERING | {"relation": name}), value, error) for name in ("below", "above")}
+    assert found in ({"reproduced", "contradicted"}, {"undecided"}, {"contradicted"})
+
+
+def test_verdicts_follow_the_results(tmp_path):
+    settings = experiment()
+    shifts = {"focus-paper/soft": -0.1, "focus-paper/hard-k1": 0.8, "focus-paper/hard-k2": 0.1}
+    write_results(tmp_path, settings, shifts)
+    found = verdicts(tmp_path, settings)
+    expected = {
+        "T1.improves": "reproduced",
+        "T7.k1-ruins": "reproduced",
+        "T7.k2-improves": "contradicted",
+        "T7.k3-exact": "reproduced",
+        "T7.k4-differs": "contradicted",
+        "T7.k2-speedup": "contradicted",
+        "T1.no-degradation": "reproduced",
+        "T2.worst-change": "undecided",
+        "T1.perplexity": "not comparable",
+        "T2.llama2-70b": "not run",
+    }
+    assert {name: found[name]["verdict"] for name in expected} == expected
+    write_results(tmp_path, settings, shifts | {"focus-paper/soft": 0.1}, lost=7)
+    found = verdicts(tmp_path, settings)
+    assert found["T1.improves"]["verdict"] == "contradicted"
+    assert found["T1.no-degradation"]["verdict"] == "contradicted"
+    assert found["T1.finetuning-degrades"]["verdict"] == "reproduced"
+
+
+def test_seeds_and_models_that_disagree_are_mixed(tmp_path):
+    settings = experiment(seeds=[0, 1])
+    write_results(tmp_path, settings, {"focus-paper/soft/0": -0.1, "focus-paper/soft/1": 0.1})
+    claim = verdicts(tmp_path, settings)["T1.improves"]
+    assert claim["verdict"] == "mixed over seeds"
+    seeds = claim["cases"][0]["seeds"]
+    assert [seeds[seed]["verdict"] for seed in ("0", "1")] == ["reproduced", "contradicted"]
+    write_results(tmp_path, settings, {"focus-paper/soft": -0.1})
+    other = experiment(models=["gpt2-mini"], seeds=[0, 1])
+    write_results(tmp_path, other, {"focus-paper/soft": 0.1})
+    assert verdicts(tmp_path, settings)["T1.improves"]["verdict"] == "mixed over models"
+
+
+def test_what_is_absent_is_not_run_and_says_why(tmp_path):
+    settings = experiment()
+    quality = settings.figures["quality"]
+    rows = [row for row in quality.rows if row.top_k not in (3, 4)]
+    settings = settings.model_copy(update={"figures": {"quality": quality.model_copy(update={"rows": rows})}})
+    write_results(tmp_path, settings)
+    claim = verdicts(tmp_path, settings)["T7.k3-exact"]
+    assert claim["verdict"] == "not run"
+    assert claim["cases"][0]["reason"] == "this scale has no row focus-paper/hard-k3 on smollm2-135m-instruct"
+    (tmp_path / "perplexity/gpt2-mini/austen/focus/soft/seed0.json").unlink()
+    with pytest.raises(UserError, match=r"focus/soft/seed0.json: expected the result"):
+        verdicts(tmp_path, settings)
+    cases = verdicts(tmp_path, settings, partial=True)["C.improves"]["cases"]
+    assert {case["model"]: case["verdict"] for case in cases}["gpt2-mini"] == "not run"
+
+
+def test_a_value_is_judged_where_it_was_printed(tmp_path):
+    settings = experiment()
+    paper = settings.model_settings["gpt2-mini"]
+    settings = settings.model_copy(
+        update={
+            "models": ["gpt2-124m"],
+            "model_settings": {"gpt2-124m": paper},
+            "tables": {"table1": settings.tables["table1"].model_copy(update={"corpus": "pg19"})},
+            "figures": {},
+        }
+    )
+    write_results(tmp_path, settings, {"focus-paper/soft": 0.6})
+    claim = verdicts(tmp_path, settings)["T1.perplexity"]
+    assert claim["verdict"] == "within tolerance"
+    assert verdicts(tmp_path, settings)["T1.parameters"]["verdict"] == "contradicted"
+
+
+def test_the_page_shows_statement_number_and_rule(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings, {"focus/soft": -0.1})
+    verdicts(tmp_path, settings)
+    page = (tmp_path / "claims.md").read_text()
+    assert "36.2 against 42.8" in page
+    assert "by more than 2 standard errors (two standard errors of the differences paired by window)" in page
+    control = next(line for line in page.splitlines() if line.startswith("| C.improves"))
+    assert "holds" in control
+    task = next(line for line in page.splitlines() if line.startswith("| T1.no-degradation"))
+    assert "+0.0 ± 0.0 points (n=10, 3 % of positions beyond the window)" in task
+    assert "-9.5" in control
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"verdict": "reproduced"}, r"claims.x.verdict: Extra inputs"),
+        ({"kind": "guess"}, r"claims.x.kind: Input should be"),
+        ({"relation": "at_most"}, r"claims.x: relation: expected one of"),
+        ({"reference": None}, r"claims.x: reference: expected method/variant"),
+        ({"limit": 1.0}, r"claims.x: limit belongs to kind bound"),
+        ({"metric": "pairs_kept"}, r"claims.x: reference: expected none for metric pairs_kept"),
+        ({"printed": ["table1.focus.nothing"]}, r"expected a printed number, got table1.focus.nothing"),
+    ],
+)
+def test_bad_claims_are_refused_in_one_line(tmp_path, change, message):
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump({"claims": [ORDERING | change]}))
+    with pytest.raises(UserError, match=message) as error:
+        claims.load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_claim_file_without_claims_or_with_one_twice_is_refused(tmp_path):
+    path = tmp_path / "claims.yaml"
+    path.write_text("nothing: 1")
+    with pytest.raises(UserError, match="expected a list under the key claims"):
+        claims.load(path)
+    path.write_text(yaml.safe_dump({"claims": [ORDERING, ORDERING]}))
+    with pytest.raises(UserError, match="expected every id once, got x twice"):
+        claims.load(path)

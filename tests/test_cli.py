@@ -1,0 +1,121 @@
+"""The command line: exit codes, streams, and that each command hands its arguments on."""
+
+import errno
+import importlib
+import json
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from focus import cli, jobs, scales
+from focus.errors import UserError
+
+BASE = Path(__file__).parents[1] / "config" / "config.yaml"
+
+
+@pytest.fixture
+def call(monkeypatch, capsys):
+    """Run `focus ARGUMENTS`; return (exit code, standard output, standard error)."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["focus", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        return end.value.code or 0, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    """Put a module of the given functions in a focus module's place."""
+
+    def replace(name, **functions):
+        module = types.ModuleType(name)
+        vars(module).update(functions)
+        monkeypatch.setitem(sys.modules, name, module)
+        package, _, attribute = name.rpartition(".")
+        monkeypatch.setattr(importlib.import_module(package), attribute, module, raising=False)
+
+    return replace
+
+
+def test_the_users_mistake_is_one_line_and_exit_code_2(call, tmp_path):
+    code, out, err = call("config", "check", BASE, tmp_path / "absent.yaml")
+    assert code == 2
+    assert out == ""
+    assert err == f"focus: error: {tmp_path}/absent.yaml: expected a config file, got No such file or directory\n"
+
+
+def test_check_says_what_is_valid(call):
+    code, out, err = call("config", "check", BASE)
+    assert (code, err) == (0, "")
+    assert out.startswith("laptop: ")
+
+
+def test_schema_is_printed(call):
+    assert json.loads(call("config", "schema")[1])["title"] == "Experiment"
+
+
+@pytest.mark.parametrize("kind", ["model", "corpus", "benchmark"])
+def test_fetch_writes_the_manifest(call, fake, tmp_path, kind):
+    module = {"model": "models", "corpus": "corpora", "benchmark": "benchmarks"}[kind]
+    fake(f"focus.{module}", **{f"fetch_{kind}": lambda name: {"name": name}})
+    assert call("fetch", kind, "some", "--output", tmp_path / "a/b.json")[0] == 0
+    assert json.loads((tmp_path / "a/b.json").read_text()) == {"name": "some"}
+
+
+def test_a_failed_fetch_leaves_no_manifest(call, fake, tmp_path):
+    def fail(name):
+        raise UserError(f"{name}: no source could be reached")
+
+    fake("focus.models", fetch_model=fail)
+    code, _, err = call("fetch", "model", "some", "--output", tmp_path / "b.json")
+    assert (code, err) == (2, "focus: error: some: no source could be reached\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_one_line(call, fake, tmp_path):
+    def fail(name):
+        raise OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "big"))
+
+    fake("focus.models", fetch_model=fail)
+    code, _, err = call("fetch", "model", "some", "--output", tmp_path / "b.json")
+    assert code == 2
+    assert err == f"focus: error: {tmp_path}/big: expected to write or read it, got: No space left on device\n"
+
+
+def test_other_failures_keep_their_traceback(monkeypatch, fake):
+    def fail(name):
+        raise ZeroDivisionError
+
+    fake("focus.models", fetch_model=fail)
+    monkeypatch.setattr(sys, "argv", ["focus", "fetch", "model", "some", "--output", "unused"])
+    with pytest.raises(ZeroDivisionError):
+        cli.main()
+
+
+def test_downstream_hands_on_its_job_and_names_benchmarks_by_task(call, fake):
+    seen = {}
+    fake("focus.evaluation.downstream", run=lambda job, **paths: seen.update(job=job, **paths))
+    job = jobs.downstream_job(scales.load([BASE]), "gpt2-mini", "austen", "window", "full", 0)
+    arguments = ["--job", job.model_dump_json(), "--model", "m.json", "--output", "o.json"]
+    assert call("downstream", "b/piqa.json", "b/lambada.json", *arguments)[0] == 0
+    assert seen == {
+        "job": job,
+        "model": Path("m.json"),
+        "benchmarks": {"piqa": Path("b/piqa.json"), "lambada": Path("b/lambada.json")},
+        "weights": None,
+        "output": Path("o.json"),
+    }
+
+
+def test_tables_get_their_exhibit(call, fake):
+    seen = []
+    fake("focus.paper.tables", write=lambda *arguments: seen.extend(arguments))
+    experiment = scales.load([BASE])
+    scale = experiment.model_dump_json()
+    assert call("table", "table1", "--scale", scale, "--results", "results/laptop", "--output", "t/table1")[0] == 0
+    assert seen == ["table1", experiment.tables["table1"], experiment, Path("results/laptop"), Path("t/table1")]

@@ -1,0 +1,163 @@
+"""Config files: the ones shipped are valid and explained, and every mistake names its file and key."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from focus import jobs, scales
+from focus.config import Experiment, FocusConfig
+from focus.errors import UserError
+from focus.paper import printed
+
+CONFIG = Path(__file__).parents[1] / "config"
+BASE = CONFIG / "config.yaml"
+
+
+@pytest.fixture
+def overlay(tmp_path):
+    """Load the laptop scale with a text laid over it."""
+
+    def load(text, *overrides):
+        path = tmp_path / "over.yaml"
+        path.write_text(text)
+        return scales.load([BASE, path], overrides)
+
+    return load
+
+
+@pytest.mark.parametrize("name", ["smoke", "overnight"])
+def test_every_scale_is_valid_and_named_after_its_file(name):
+    assert scales.load([BASE, CONFIG / f"{name}.yaml"]).scale == name
+
+
+def test_overnight_trains_longer_on_the_same_models_with_three_seeds():
+    laptop, overnight = scales.load([BASE]), scales.load([BASE, CONFIG / "overnight.yaml"])
+    assert overnight.models == laptop.models
+    assert len(overnight.seeds) == 3
+    for name, method in laptop.methods.items():
+        if method.training and method.training.phases:
+            assert overnight.methods[name].training.phases[0].steps > method.training.phases[0].steps
+
+
+def test_the_papers_setting_is_the_papers():
+    assert scales.load([BASE]).methods["focus-paper"].adapter == FocusConfig.paper()
+
+
+def test_schema_is_in_step():
+    assert (CONFIG / "schema.json").read_text() == scales.schema()
+
+
+def test_readme_explains_every_key():
+    readme = (CONFIG / "README.md").read_text()
+    schema = Experiment.model_json_schema()
+    for model in [schema, *schema["$defs"].values()]:
+        section = readme.split(model["description"].splitlines()[0])[1].split("\n## ")[0]
+        assert re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE) == list(model["properties"])
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("methods: {focus: {adapter: {top_k: 5}}}", "methods.focus.adapter: top_k must be at most groups (4), got 5"),
+        ("model_settings: {gpt2-mini: {window: 1024}}", "window must be below context (1024), got 1024"),
+        ("methods: {focus: {adapter: {tau: 0.1}}}", "methods.focus.adapter.tau: there is no such key"),
+        (
+            "methods: {focus: {training: {clip: 1e-3}}}",
+            "focus.training.clip: expected a valid number, got '1e-3'",
+        ),
+        (
+            "methods: {focus: {adapter: {groups: 4.0}}}",
+            "focus.adapter.groups: expected a valid integer, got 4.0",
+        ),
+        ("methods: {new: {kind: pretrained}}", "methods.new.label: this key is missing"),
+        ("seeds: []", "seeds: List should have at least 1 item"),
+        ("seeds: [0]\nseeds: [1]", "expected YAML, got the key seeds twice"),
+        ("tables: {table1: {corpus: pg19}}", "tables.table1.corpus: expected a corpus of the registry"),
+        ("model_settings: {gpt2-mini: {pretraining: null}}", "model_settings.gpt2-mini.pretraining: expected settings"),
+        ("models: [a]\nmodel_settings: {a: {context: 9, window: 1}}", "models: expected a model of the registry"),
+        ("figures: {quality: {rows: [{method: focs}]}}", "figures.quality.rows.0.method: expected a key of methods"),
+        ("- 1", "expected a mapping of keys, got list"),
+    ],
+)
+def test_a_mistake_names_file_and_key_in_one_line(overlay, text, line):
+    with pytest.raises(UserError) as error:
+        overlay(text)
+    message = str(error.value)
+    assert re.match(r"\S+/over\.yaml: ", message)
+    assert line in message
+    assert "\n" not in message
+
+
+def test_a_mistake_is_laid_at_the_file_that_made_it(overlay, tmp_path):
+    with pytest.raises(UserError, match=r"^--config: scale: "):
+        overlay("seeds: [1]", "scale=UPPER")
+    with pytest.raises(UserError, match=r"^--config: seeds\.1: expected a valid integer, got 'x'$"):
+        overlay("seeds: [1]", "seeds=[0, x]")
+    broken = tmp_path / "base.yaml"
+    broken.write_text(BASE.read_text().replace("schema_version: 1", "schema_version: 2"))
+    (tmp_path / "over.yaml").write_text("seeds: [1]")
+    with pytest.raises(UserError, match=r"base\.yaml: schema_version: expected 1, got 2$"):
+        scales.load([broken, tmp_path / "over.yaml"])
+    with pytest.raises(UserError, match=r"missing\.yaml: expected a config file, got No such file"):
+        scales.load([BASE, tmp_path / "missing.yaml"])
+
+
+def test_later_layers_win_key_by_key(overlay):
+    experiment = overlay("methods: {window: {sinks: 2}}", "seeds=[3]", "models=[gpt2-mini]")
+    assert experiment.methods["window"].sinks == 2
+    assert experiment.methods["window"].label == "Window only"
+    assert experiment.seeds == [3]
+    assert experiment.models == ["gpt2-mini"]
+
+
+def test_every_row_names_a_printed_row_that_exists():
+    experiment = scales.load([BASE])
+    rows = [row for exhibit in [*experiment.tables.values(), *experiment.figures.values()] for row in exhibit.rows]
+    assert all(printed.row(row.paper) for row in rows if row.paper)
+
+
+def test_jobs_survive_the_trip_through_the_command_line():
+    experiment = scales.load([BASE])
+    job = jobs.perplexity_job(experiment, "gpt2-mini", "austen", "focus", "hard-k2", 0)
+    assert type(job).model_validate_json(job.model_dump_json()) == job
+    assert job.settings.adapter.window == experiment.model_settings["gpt2-mini"].window
+    assert (job.attention, job.top_k) == ("hard", 2)
+
+
+def test_a_job_changes_only_with_what_it_reads(overlay):
+    def job(experiment):
+        return jobs.train_job(experiment, "gpt2-mini", "austen", "focus", 0).model_dump_json()
+
+    before = job(scales.load([BASE]))
+    assert job(overlay("evaluation: {perplexity: {windows: 99}}\nmethods: {focus-paper: {label: other}}")) == before
+    assert job(overlay("model_settings: {gpt2-mini: {window: 99}}")) != before
+
+
+def test_checking_a_config_loads_no_torch():
+    code = "import sys; from focus import scales, cli; assert not {'torch', 'transformers'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_overlays_set_nothing_that_the_laptop_scale_already_sets():
+    base = yaml.safe_load(BASE.read_text())
+    for name in ("smoke", "overnight"):
+        over = yaml.safe_load((CONFIG / f"{name}.yaml").read_text())
+        assert not [path for path in _leaves(over) if _at(base, path) == _at(over, path)]
+
+
+def _leaves(tree, path=()):
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key)
+
+
+def _at(tree, path):
+    for key in path:
+        tree = tree.get(key, {}) if isinstance(tree, dict) else {}
+    return tree

@@ -1,0 +1,182 @@
+import io
+import json
+import math
+import re
+import subprocess
+import sys
+
+import pandas
+import pytest
+from paper_results import experiment, write_results
+
+from focus.config import Experiment, Row
+from focus.errors import UserError
+from focus.paper import layout, printed, rows, tables
+
+SHIFTS = {"focus/soft": -0.02, "focus/hard-k1": 0.3, "full-finetuning/full": -0.15}
+
+
+def made(root, settings: Experiment, table: str = "table1", **options) -> dict[str, str]:
+    tables.write(table, settings.tables[table], settings, root, root / "tables" / table, **options)
+    return {suffix: (root / f"tables/{table}.{suffix}").read_text() for suffix in ("csv", "md", "tex")}
+
+
+def cells(page: str, heading: str) -> dict[str, list[str]]:
+    """The rows of the grid under a heading, by their first cell."""
+    grid = page.split(f"## {heading}\n")[1].split("\n## ", maxsplit=1)[0]
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in grid.splitlines() if line[:1] == "|"]
+    return {line[0]: line[1:] for line in lines}
+
+
+@pytest.fixture
+def results(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings, SHIFTS, lost=1)
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models/gpt2-mini.json").write_text(json.dumps({"note": "stand-in for GPT-2 124M: a small one"}))
+    return tmp_path
+
+
+def test_each_number_stands_beside_the_papers(results):
+    grid = cells(made(results, experiment())["md"], "gpt2-mini (stand-in): perplexity")
+    header, soft = grid["Row"], grid["Focus, soft"]
+    found = dict(zip(header, soft, strict=True))
+    assert float(found["Ratio to pretrained"].split(" ± ")[0]) == pytest.approx(math.exp(-0.02), abs=1e-3)
+    assert (found["Paper's perplexity"], found["Paper's ratio"]) == ("36.2", f"{36.2 / 42.8:.3f}")
+    assert found["Far pairs kept"] == "100.0 %"
+    assert dict(zip(header, grid["Focus, hard k=1"], strict=True))["Far pairs kept"] == "30.0 %"
+    assert found["Trained parameters"] == "69,120"
+
+
+def test_accuracy_shows_flips_and_positions_beyond_the_window(results):
+    grid = cells(made(results, experiment())["md"], "smollm2-135m-instruct: accuracy, percent")
+    assert grid["Row"][0] == "HellaSwag (n=10)"
+    assert grid["Pretrained"][:2] == ["70.0 ± 15.3", "31.1"]
+    assert grid["Focus, soft"][0] == "60.0 ± 16.3 (+0 -1)"
+    assert grid["Positions that see beyond the window"][0] == "3.1 %"
+
+
+def test_the_caption_says_what_was_measured(results):
+    page = made(results, experiment())["md"]
+    for said in (
+        "Scale `laptop`; text `austen`",
+        "Context 512, window 64, stride 512; 8 windows, 800 tokens scored, from held-out book0, book1; float32 on cpu.",
+        "Focus: 48 steps of centroids at 0.003, 24,576 tokens, seed 0",
+        "Stand-in for GPT-2 124M: a small one.",
+        "One seed, so no spread over seeds.",
+    ):
+        assert said in page
+
+
+def test_no_cell_is_blank_and_the_papers_other_rows_are_not_run(results):
+    for table in ("table1", "table2"):
+        page = made(results, experiment(), table)["md"]
+        assert not re.search(r"\| +\|", page)
+    assert cells(made(results, experiment())["md"], "The paper's other rows")["Longformer"] == [
+        "38.9",
+        "0.909",
+        "not run",
+    ]
+
+
+def test_csv_is_tidy_and_in_full_precision(results):
+    frame = pandas.read_csv(io.StringIO(made(results, experiment())["csv"]))
+    rows_found = frame[(frame.model == "gpt2-mini") & (frame.method == "focus") & (frame.variant == "soft")]
+    by_metric = rows_found.set_index("metric")
+    path = "perplexity/gpt2-mini/austen/focus/soft/seed0.json"
+    loss = json.loads((results / path).read_text())["metrics"]["loss"]
+    assert by_metric.value["perplexity"] == pytest.approx(math.exp(loss), rel=1e-12)
+    assert by_metric.result["perplexity"] == path
+    assert by_metric.paper["perplexity"] == 36.2
+    assert by_metric.value["hellaswag_p_value"] == 1.0
+    assert by_metric.value["layer0_dominance"] == 0.3
+    assert not frame.duplicated(["model", "row", "seed", "metric"]).any()
+
+
+def test_several_seeds_show_their_spread(tmp_path):
+    settings = experiment(seeds=[0, 1, 2])
+    write_results(tmp_path, settings, {f"focus/soft/{seed}": 0.1 * seed for seed in (0, 1, 2)})
+    page = made(tmp_path, settings)["md"]
+    grid = cells(page, "gpt2-mini: perplexity")
+    found = dict(zip(grid["Row"], grid["Focus, soft"], strict=True))
+    assert re.fullmatch(r"± \d\.\d\d \(3\)", found["Over seeds"])
+    assert float(found["Ratio to pretrained"].split(" ± ")[0]) == pytest.approx(math.exp(0.1), abs=1e-3)
+    assert "seeds 0, 1, 2" in page
+
+
+def test_missing_results_stop_or_are_said(results):
+    (results / "perplexity/gpt2-mini/austen/focus/hard-k1/seed0.json").unlink()
+    with pytest.raises(
+        UserError, match=r"focus/hard-k1/seed0.json: expected the result of Focus, hard k=1 on gpt2-mini"
+    ):
+        made(results, experiment())
+    written = made(results, experiment(), partial=True)
+    assert cells(written["md"], "gpt2-mini (stand-in): perplexity")["Focus, hard k=1"][0] == "not run"
+    assert "not run: no perplexity/gpt2-mini/austen/focus/hard-k1/seed0.json" in written["csv"]
+
+
+def test_a_model_outside_the_run_is_not_run(results):
+    settings = experiment(models=["gpt2-mini"])
+    table = settings.tables["headline"]
+    (entry, *_) = rows.gather(table, settings, results)
+    assert (entry.model, entry.runs, entry.reason) == (
+        "smollm2-135m-instruct",
+        {},
+        "not run: this run leaves the model out",
+    )
+    assert "not run" in made(results, settings, "headline")["md"]
+
+
+def test_a_misplaced_result_is_refused(results):
+    source = results / "perplexity/gpt2-mini/austen/focus/soft/seed0.json"
+    (results / "perplexity/gpt2-mini/austen/window/full/seed0.json").write_text(source.read_text())
+    with pytest.raises(UserError, match="expected a result of gpt2-mini, window, seed 0"):
+        made(results, experiment())
+
+
+def test_latex_is_balanced_and_escaped(results):
+    text = made(results, experiment())["tex"]
+    assert text.count(r"\begin{") == text.count(r"\end{")
+    assert not re.search(r"(?<!\\)[%#_]", text)
+    assert "±" not in text
+    depth = 0
+    for character in re.sub(r"\\[{}]", "", text):
+        depth += {"{": 1, "}": -1}.get(character, 0)
+        assert depth >= 0
+    assert depth == 0
+    for tabular in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
+        lines = [line for line in tabular[1].splitlines() if line.endswith(r"\\")]
+        assert {line.count(" & ") + 1 for line in lines} == {len(tabular[0])}
+    assert layout.escape("50 % of `a_b` & more") == r"50 \% of \texttt{a\_b} \& more"
+
+
+def test_tables_are_rewritten_with_the_same_bytes(results):
+    assert made(results, experiment()) == made(results, experiment())
+
+
+def test_printed_rows_are_known_or_refused():
+    assert printed.number("table7.gpt2_124m.k2.perplexity") == 41.3
+    assert printed.baseline("table2.mistral_7b.focus")["perplexity"] == 10.8
+    for exhibit in [*experiment().tables.values(), *experiment().figures.values()]:
+        for row in exhibit.rows:
+            assert row.paper is None or printed.row(row.paper)
+    with pytest.raises(UserError, match=r"expected a printed row .* got table1.nothing"):
+        rows.printed_value(rows.Entry("m", "c", Row(method="a", paper="table1.nothing"), "", "", ""), "perplexity")
+    with pytest.raises(UserError, match=r"expected a printed number, got table1\.focus\.speedup"):
+        printed.number("table1.focus.speedup")
+
+
+def test_tables_figures_and_claims_need_no_model():
+    imports = "import sys, focus.paper.tables, focus.paper.figures, focus.paper.claims"
+    check = f"{imports}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+def test_html_holds_the_same_cells_escaped(results):
+    written = made(results, experiment())
+    page = (results / "tables/table1.html").read_text()
+    for row in cells(written["md"], "gpt2-mini (stand-in): perplexity").values():
+        assert all(f">{cell.replace(chr(39), '&#x27;')}</" in page for cell in row if "-:" not in cell)
+    grid = layout.Grid("a < b", ["Row", "`x`"], [["<script>", "1"]])
+    assert "<script>" not in layout.page("t", [grid], [])
+    assert "<code>x</code>" in layout.page("t", [grid], [])

@@ -1,0 +1,143 @@
+"""What the rules plan and rerun, with a `focus` that only writes its outputs."""
+
+import os
+import signal
+import time
+
+import pytest
+import yaml
+
+BAD = {
+    "methods: {focus: {adapter: {top_k: 5}}}": "methods.focus.adapter: top_k must be at most groups (4), got 5",
+    "methods: {focus: {adapter: {temprature: 1.0}}}": "methods.focus.adapter.temprature: there is no such key",
+    "methods: {focus: {training: {clip: 1e-3}}}": "methods.focus.training.clip: expected a valid number, got '1e-3'",
+    "model_settings: {gpt2-mini: {window: 1024}}": "model_settings.gpt2-mini: window must be below context (1024)",
+    "models: [gpt2-mino]": "models: expected a key of model_settings",
+    "seeds: 0": "seeds: expected a valid list, got 0",
+}
+
+
+def edit(path, change):
+    path.write_text(change(path.read_text()))
+
+
+def test_nothing_to_do_after_a_full_run(finished):
+    assert finished.planned() == {}
+
+
+def test_a_comment_in_the_readme_reruns_nothing(finished):
+    with (finished.folder / "README.md").open("a") as readme:
+        readme.write("<!-- a comment -->\n")
+    assert finished.planned() == {}
+
+
+def test_a_touched_source_file_reruns_nothing(finished):
+    (finished.folder / "src/focus/config.py").touch()
+    assert finished.planned() == {}
+
+
+@pytest.mark.parametrize(
+    ("module", "rules"),
+    [
+        ("paper/tables.py", {"table"}),
+        ("paper/figures.py", {"figure"}),
+        ("paper/claims.py", {"claims"}),
+        ("cli.py", set()),
+    ],
+)
+def test_a_changed_source_file_reruns_the_rules_that_use_it(finished, module, rules):
+    source = finished.folder / "src/focus" / module
+    before = source.read_text()
+    edit(source, lambda text: text + "\n# changed\n")
+    try:
+        assert set(finished.planned()) - {"all"} == rules
+    finally:
+        source.write_text(before)
+    assert finished.planned() == {}
+
+
+def test_changed_training_code_leaves_fetched_models_and_untrained_rows_alone(finished):
+    source = finished.folder / "src/focus/training.py"
+    before = source.read_text()
+    edit(source, lambda text: text + "\n# changed\n")
+    try:
+        planned = finished.planned()
+    finally:
+        source.write_text(before)
+    assert planned["train"] == 8
+    assert not {"fetch_model", "fetch_corpus", "fetch_benchmark"} & set(planned)
+
+
+def test_a_changed_setting_reruns_what_reads_it(finished):
+    planned = finished.planned("--config", "methods={window-sinks: {sinks: 8}}")
+    assert planned["perplexity"] == 2
+    assert planned["downstream"] == 2
+    assert "train" not in planned
+
+
+def test_a_slice_covers_one_model(checkout):
+    assert checkout.planned("--config", "models=[gpt2-mini]")["train"] == 4
+    assert "fetch_model" not in checkout.planned("--config", "models=[gpt2-mini]")
+    assert "pretrain" not in checkout.planned("model_smollm2_135m_instruct")
+
+
+def test_figures_are_made_from_result_files_alone(finished):
+    for figure in (finished.folder / "results/laptop/figures").iterdir():
+        figure.unlink()
+    assert set(finished.planned("figures")) - {"figures"} == {"figure"}
+    finished.run("figures")
+
+
+def test_the_headline_needs_neither_pretraining_nor_other_methods(checkout):
+    planned = checkout.planned("headline")
+    assert planned["train"] == 1
+    assert "pretrain" not in planned
+
+
+@pytest.mark.parametrize(("overlay", "line"), BAD.items())
+def test_a_bad_config_stops_before_any_job_in_one_line(checkout, overlay, line):
+    (checkout.folder / "bad.yaml").write_text(overlay)
+    output = checkout.run("--configfile", "bad.yaml", code=2)
+    errors = [text for text in output.splitlines() if "error" in text]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"focus: error: bad.yaml: {line}")
+    assert not (checkout.folder / "results").exists()
+
+
+def test_results_that_cannot_be_written_stop_before_any_job_in_one_line(checkout):
+    (checkout.folder / "results").write_text("not a folder")
+    assert "focus: error: results: expected a folder to write results to" in checkout.run(code=2)
+
+
+def test_a_failure_shows_the_jobs_own_traceback_and_spares_other_rows(checkout):
+    checkout.environment["STUB_FAILS"] = "downstream"
+    output = checkout.run("table1", code=1)
+    assert "RuntimeError: the stub was told to fail" in output
+    assert (checkout.folder / "results/laptop/perplexity/gpt2-mini/austen/focus/soft/seed0.json").exists()
+
+
+def test_a_killed_run_leaves_no_lock_and_a_living_one_keeps_its(checkout):
+    stub = checkout.folder / "slow"
+    stub.mkdir()
+    (stub / "focus").write_text("#!/bin/sh\ntouch started\nexec sleep 30\n")
+    (stub / "focus").chmod(0o755)
+    path = checkout.environment["PATH"]
+    checkout.environment["PATH"] = f"{stub}{os.pathsep}{path}"
+    process = checkout.start("headline", start_new_session=True)
+    while not (checkout.folder / "started").exists():
+        assert process.poll() is None, process.stdout.read()
+        time.sleep(0.1)
+    checkout.environment["PATH"] = path
+    assert "cannot be locked" in checkout.run("headline", code=1)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    checkout.run("headline")
+    os.killpg(process.pid, signal.SIGKILL)
+    process.stdout.close()
+
+
+def test_scales_are_complete_for_snakemake_too(checkout):
+    for scale in ("smoke", "overnight"):
+        overlay = yaml.safe_load((checkout.folder / f"config/{scale}.yaml").read_text())
+        planned = checkout.planned("--configfile", f"config/{scale}.yaml")
+        assert planned["train"] == 4 * len(overlay.get("models", "ab")) * len(overlay.get("seeds", [0]))

@@ -1,0 +1,189 @@
+import fcntl
+import os
+import re
+import sys
+from pathlib import Path
+
+from focus import jobs, scales
+from focus.errors import UserError
+from focus.provenance import sources
+
+
+def load_experiment():
+    """The checked scale; a mistake in a config file ends the run here, in one line, with exit code 2."""
+    settings = workflow.config_settings
+    files = ["config/config.yaml", *settings.configfiles]
+    files = [Path(str(file).removeprefix(f"{Path.cwd()}/")) for file in files]
+    try:
+        return scales.load(files, settings.config_args)
+    except UserError as error:
+        end(error)
+
+
+def hold_run_lock():
+    """Share a lock with every living run in this folder; drop Snakemake's own locks when there is no other.
+
+    Snakemake's locks outlive a killed process. This one ends with its process, so whoever gets it alone knows that
+    those found are stale.
+    """
+    Path(".snakemake").mkdir(exist_ok=True)
+    lock = open(".snakemake/run.lock", "w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for stale in Path(".snakemake/locks").glob("*.lock"):
+            stale.unlink()
+    except BlockingIOError:
+        pass
+    fcntl.flock(lock, fcntl.LOCK_SH)
+    return lock
+
+
+def check_writable(folder):
+    """End the run with one line when results cannot be written."""
+    parent = next(path for path in [folder, *folder.parents] if path.exists())
+    if not (parent.is_dir() and os.access(parent, os.W_OK)):
+        end(
+            f"{parent}: expected a folder to write results to, got what cannot be written"
+        )
+
+
+def end(message):
+    print(f"focus: error: {message}", file=sys.stderr)
+    sys.exit(2)
+
+
+experiment = load_experiment()
+if workflow.is_main_process:
+    check_writable(Path("results", experiment.scale))
+    RUN_LOCK = hold_run_lock()
+
+
+# Every job takes one thread: the order of additions, and so every digit of a result, then does not depend on --cores.
+# Rows run side by side instead.
+pathvars:
+    results=f"results/{experiment.scale}",
+
+
+def alternatives(names):
+    """A regular expression for exactly these names; for none, one that matches nothing."""
+    return "|".join(map(re.escape, names)) or "(?!)"
+
+
+def identifier(name):
+    return re.sub(r"\W", "_", name)
+
+
+def in_results(path, wildcards):
+    """A path below the scale's results that is neither input nor output."""
+    return f"results/{experiment.scale}/{path.format(**wildcards)}"
+
+
+def code(*modules):
+    """The package files behind these modules: as input, they rerun a rule exactly when its source changes."""
+    return [os.path.relpath(path) for path in sources(*modules)]
+
+
+wildcard_constraints:
+    model=alternatives(experiment.model_settings),
+    method=alternatives(experiment.methods),
+    corpus=r"[^/]+",
+    task=r"[^/]+",
+    variant=r"[^/]+",
+    table=r"[^/]+",
+    figure=r"[^/]+",
+    seed=r"\d+",
+
+
+# Exhibits: the tables and figures that show at least one of the run's models.
+
+
+def exhibit_models(exhibit):
+    return [
+        model
+        for model in experiment.models
+        if model in (exhibit.models or experiment.models)
+    ]
+
+
+def exhibit_slice(kind, name):
+    """The experiment cut down to what one table or figure shows, so that other settings leave it alone."""
+    exhibit = getattr(experiment, kind)[name]
+    models = exhibit_models(exhibit)
+    return experiment.model_copy(
+        update={
+            "models": models,
+            "model_settings": {
+                model: experiment.model_settings[model] for model in models
+            },
+            "methods": {
+                row.method: experiment.methods[row.method] for row in exhibit.rows
+            },
+            "tables": {},
+            "figures": {},
+            kind: {name: exhibit.model_copy(update={"models": models})},
+        }
+    )
+
+
+def exhibit_files(kind, name):
+    suffixes = {"tables": ("csv", "md", "html", "tex"), "figures": ("pdf", "png")}[kind]
+    return [f"<results>/{kind}/{name}.{suffix}" for suffix in suffixes]
+
+
+def row_results(kind, name, models=None):
+    """The result files that the rows of a table or figure are made of."""
+    exhibit = getattr(experiment, kind)[name]
+    return [
+        f"<results>/{measure}/{model}/{exhibit.corpus}/{row.method}/{row.variant}/seed{seed}.json"
+        for model in exhibit_models(exhibit)
+        if model in (models or experiment.models)
+        for row in exhibit.rows
+        for measure in ["perplexity"] + ["downstream"] * exhibit.downstream
+        for seed in experiment.seeds_of(model, row.method)
+    ]
+
+
+def exhibit_results(kind, name):
+    """What a table or figure is made from: its rows' results, how they were trained, and what they ran on."""
+    exhibit = getattr(experiment, kind)[name]
+    models = exhibit_models(exhibit)
+    trained = [
+        f"<results>/training/{model}/{exhibit.corpus}/{method}/seed{seed}/result.json"
+        for model in models
+        for method in sorted({row.method for row in exhibit.rows})
+        if experiment.methods[method].training
+        for seed in experiment.seeds_of(model, method)
+    ]
+    manifests = [f"<results>/models/{model}.json" for model in models]
+    return [
+        *row_results(kind, name),
+        *trained,
+        *manifests,
+        f"<results>/corpora/{exhibit.corpus}.json",
+    ]
+
+
+EXHIBITS = [
+    (kind, name)
+    for kind in ("tables", "figures")
+    for name, exhibit in getattr(experiment, kind).items()
+    if exhibit_models(exhibit)
+]
+HEADLINE = {
+    tuple(path.split("/")[2:5])
+    for kind, name in EXHIBITS
+    if name == "headline"
+    for path in row_results(kind, name)
+}
+
+
+def headline_first(wildcards):
+    """Priority of a row's jobs: the headline's rows come before the others."""
+    return int((wildcards.model, wildcards.corpus, wildcards.method) in HEADLINE)
+
+
+def weights_of(wildcards):
+    """The weights a row is evaluated with; none for a method that does not train."""
+    if experiment.methods[wildcards.method].training is None:
+        return []
+    return "<results>/training/{model}/{corpus}/{method}/seed{seed}/weights"

@@ -1,0 +1,65 @@
+rule perplexity:
+    input:
+        code=code("focus.evaluation.perplexity"),
+        model="<results>/models/{model}.json",
+        corpus="<results>/corpora/{corpus}.json",
+        weights=weights_of,
+    output:
+        "<results>/perplexity/{model}/{corpus}/{method}/{variant}/seed{seed}.json",
+    log:
+        "<results>/logs/perplexity/{model}/{corpus}/{method}/{variant}/seed{seed}.log",
+    benchmark:
+        "<results>/timings/perplexity/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
+    priority: headline_first
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=3000,
+    params:
+        job=lambda wildcards: jobs.perplexity_job(
+            experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
+        ).model_dump_json(),
+        weights=lambda wildcards, input: (
+            f"--weights {input.weights}" if input.weights else ""
+        ),
+    message:
+        "perplexity of {wildcards.model}, {wildcards.method}, {wildcards.variant} ({wildcards.corpus}, seed {wildcards.seed})"
+    shell:
+        "focus perplexity --job {params.job:q} --model {input.model} --corpus {input.corpus} {params.weights}"
+        " --output {output} 2>&1 | tee {log}"
+
+
+rule downstream:
+    input:
+        code=code("focus.evaluation.downstream"),
+        model="<results>/models/{model}.json",
+        benchmarks=[
+            f"<results>/benchmarks/{task}.json"
+            for task in experiment.evaluation.downstream.tasks
+        ],
+        weights=weights_of,
+    output:
+        "<results>/downstream/{model}/{corpus}/{method}/{variant}/seed{seed}.json",
+    log:
+        "<results>/logs/downstream/{model}/{corpus}/{method}/{variant}/seed{seed}.log",
+    benchmark:
+        "<results>/timings/downstream/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
+    priority: headline_first
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=3000,
+    params:
+        job=lambda wildcards: jobs.downstream_job(
+            experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
+        ).model_dump_json(),
+        weights=lambda wildcards, input: (
+            f"--weights {input.weights}" if input.weights else ""
+        ),
+    message:
+        "tasks of {wildcards.model}, {wildcards.method}, {wildcards.variant} ({wildcards.corpus}, seed {wildcards.seed})"
+    shell:
+        "focus downstream {input.benchmarks} --job {params.job:q} --model {input.model} {params.weights}"
+        " --output {output} 2>&1 | tee {log}"

@@ -1,0 +1,68 @@
+PRETRAINED_HERE = {
+    model: settings.pretraining
+    for model, settings in experiment.model_settings.items()
+    if settings.pretraining
+}
+
+
+rule fetch_model:
+    input:
+        code=code("focus.models"),
+    output:
+        "<results>/models/{model}.json",
+    log:
+        "<results>/logs/fetch/{model}.log",
+    wildcard_constraints:
+        model=alternatives(set(experiment.model_settings) - set(PRETRAINED_HERE)),
+    priority: 2
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=3000,
+    message:
+        "fetch {wildcards.model}"
+    shell:
+        "focus fetch model {wildcards.model} --output {output} 2>&1 | tee {log}"
+
+
+# The live log and the checkpoints are no outputs, because Snakemake deletes a job's outputs before it starts or
+# when it fails: a run that was killed resumes from them.
+rule pretrain:
+    input:
+        code=code("focus.pretraining"),
+        corpora=lambda wildcards: [
+            f"<results>/corpora/{corpus}.json"
+            for corpus in PRETRAINED_HERE[wildcards.model].corpora
+        ],
+    output:
+        manifest="<results>/models/{model}.json",
+        result="<results>/models/{model}.result.json",
+        steps="<results>/models/{model}.log.jsonl",
+        weights=directory("<results>/models/{model}"),
+    log:
+        "<results>/logs/pretrain/{model}.log",
+    benchmark:
+        "<results>/timings/pretrain/{model}.tsv"
+    wildcard_constraints:
+        model=alternatives(PRETRAINED_HERE),
+    priority: 2
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=4000,
+    params:
+        job=lambda wildcards: jobs.pretrain_job(
+            experiment, wildcards.model
+        ).model_dump_json(),
+        checkpoints=lambda wildcards: in_results(
+            "checkpoints/models/{model}", wildcards
+        ),
+    message:
+        "pretrain {wildcards.model} from scratch"
+    shell:
+        "(focus pretrain {input.corpora:q} --job {params.job:q} --weights {output.weights}"
+        " --log {params.checkpoints}.log.jsonl --checkpoints {params.checkpoints}"
+        " --output {output.manifest} --result {output.result}"
+        " && cp {params.checkpoints}.log.jsonl {output.steps}) 2>&1 | tee {log}"

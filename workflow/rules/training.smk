@@ -1,0 +1,39 @@
+# The live log and the checkpoints are no outputs (see pretrain).
+rule train:
+    input:
+        code=code("focus.training"),
+        model="<results>/models/{model}.json",
+        corpus="<results>/corpora/{corpus}.json",
+    output:
+        result="<results>/training/{model}/{corpus}/{method}/seed{seed}/result.json",
+        steps="<results>/training/{model}/{corpus}/{method}/seed{seed}/log.jsonl",
+        weights=directory(
+            "<results>/training/{model}/{corpus}/{method}/seed{seed}/weights"
+        ),
+    log:
+        "<results>/logs/training/{model}/{corpus}/{method}/seed{seed}.log",
+    benchmark:
+        "<results>/timings/training/{model}/{corpus}/{method}/seed{seed}.tsv"
+    priority: headline_first
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=5000,
+    params:
+        job=lambda wildcards: jobs.train_job(
+            experiment,
+            wildcards.model,
+            wildcards.corpus,
+            wildcards.method,
+            int(wildcards.seed),
+        ).model_dump_json(),
+        checkpoints=lambda wildcards: in_results(
+            "checkpoints/training/{model}/{corpus}/{method}/seed{seed}", wildcards
+        ),
+    message:
+        "train {wildcards.method} on {wildcards.model} ({wildcards.corpus}, seed {wildcards.seed})"
+    shell:
+        "(focus train --job {params.job:q} --model {input.model} --corpus {input.corpus} --weights {output.weights}"
+        " --log {params.checkpoints}.log.jsonl --checkpoints {params.checkpoints} --output {output.result}"
+        " && cp {params.checkpoints}.log.jsonl {output.steps}) 2>&1 | tee {log}"
