@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from focus.attention import choose_backend, focus_attention, focus_attention_reference, plan
+from focus.attention import choose_backend, focus_attention, focus_attention_reference, tiles
 from focus.attention.reference import allowed_pairs
 from focus.errors import UserError
 
@@ -132,7 +132,7 @@ def test_any_shape_matches_the_oracle(data):
 
 @pytest.mark.parametrize("limit", [128, 6144])
 def test_long_groups_match_the_oracle_in_tiles_and_in_one_call(limit, monkeypatch):
-    monkeypatch.setattr(plan, "CAUSAL_KERNEL", limit)
+    monkeypatch.setattr(tiles, "CAUSAL_KERNEL", limit)
     torch.manual_seed(0)
     tensors = inputs(1, 1, 2, 1300, 1300, 8)
     check(tensors, torch.randint(0, 2, (1, 1300)), "decomposed", window=70, sinks=2)
@@ -216,14 +216,16 @@ def test_no_array_grows_with_the_square_of_the_length(way, kind):
 
 
 def test_the_backend_is_chosen_and_named():
-    query, _, value = inputs(1, 1, 1, 2048, 2048, 8)
-    names = {kind: choose_backend(query, value, memberships(kind, 1, 2048)) for kind in KINDS}
+    query, _, value = inputs(1, 1, 1, 4096, 4096, 8)
+    names = {kind: choose_backend(query, value, memberships(kind, 1, 4096)) for kind in KINDS}
     assert names["even"] == names["one-hot"] == names["two of six"] == "decomposed/cpu-flash"
     assert names["three of four"] == "full/cpu-flash"
-    assert choose_backend(query[:, :, :8], value, memberships("even", 1, 2048)) == "masked/cpu-flash"
-    assert choose_backend(query, value, memberships("even", 1, 2048), softcap=1.0) == "decomposed/dense"
-    two_of_four = torch.zeros(1, 2048, 4, dtype=torch.bool).scatter(2, torch.rand(1, 2048, 4).topk(2).indices, True)
-    assert choose_backend(query, value, two_of_four) == "decomposed/cpu-flash"
+    assert choose_backend(query[:, :, :8], value, memberships("three of four", 1, 4096)) == "full/cpu-flash"
+    assert choose_backend(query[:, :, :8], value, memberships("even", 1, 4096)) == "masked/cpu-flash"
+    assert choose_backend(query[:, :, :2000], value, memberships("two of six", 1, 4096)) == "masked/cpu-flash"
+    assert choose_backend(query, value, memberships("even", 1, 4096), softcap=1.0) == "decomposed/dense"
+    nearly_all = torch.rand(1, 4096, 5) > 0.3
+    assert choose_backend(query, value, nearly_all) == "masked/cpu-flash"
 
 
 def test_joining_more_than_half_of_the_groups_is_full_attention():

@@ -13,7 +13,8 @@ from focus.attention.reference import focus_attention_reference
 from focus.errors import UserError
 
 BACKENDS = ("auto", "decomposed", "masked", "reference")
-SHORTEST_DECOMPOSED = 512
+SHORTEST_DECOMPOSED = 768
+SHORTEST_DECOMPOSED_SEVERAL = 3072
 LARGEST_SHARE_DECOMPOSED = 0.9
 
 
@@ -74,18 +75,19 @@ def choose_backend(
     kernel "cpu-flash" or "dense".
     """
     way = _way(query.shape[2], groups, padding_mask)
-    if way == "decomposed" and groups.dim() == 3:
-        single = single_groups(groups, padding_mask)
-        way = "full" if single.dim() == 2 and not single.any() else way
     return f"{way}/{choose_pieces(query, value, scale=None, softcap=softcap).name}"
 
 
 def _way(queries: int, groups: Tensor, padding_mask: Tensor | None) -> str:
-    if queries < SHORTEST_DECOMPOSED:
+    several = False
+    if groups.dim() == 3:
+        single = single_groups(groups, padding_mask)
+        if single.dim() == 2 and not single.any():
+            return "full"
+        several = single.dim() == 3
+    if queries < (SHORTEST_DECOMPOSED_SEVERAL if several else SHORTEST_DECOMPOSED):
         return "masked"
-    if groups.dim() == 2 or single_groups(groups, padding_mask).dim() == 2:
-        return "decomposed"
-    if groups.shape[-1] > MAX_GROUPS_IN_BITS or _share_kept(groups) > LARGEST_SHARE_DECOMPOSED:
+    if several and (groups.shape[-1] > MAX_GROUPS_IN_BITS or _share_kept(groups) > LARGEST_SHARE_DECOMPOSED):
         return "masked"
     return "decomposed"
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from focus.attention.api import focus_attention
 from focus.attention.decomposed import merge
 from focus.attention.flash import MASKED, Pieces, check_shapes, choose_pieces
-from focus.attention.plan import MAX_GROUPS_IN_BITS
+from focus.attention.plan import MAX_GROUPS_IN_BITS, group_bits
 from focus.errors import UserError
 
 CHUNK = 256
@@ -93,7 +93,7 @@ class GroupedCache:
             )
         if not self.rows:
             self.rows = [_Sequence(self, bits) for _ in range(len(groups))]
-        return (groups.long() << torch.arange(groups.shape[-1], device=groups.device)).sum(-1) if bits else groups
+        return group_bits(groups) if bits else groups
 
     def reorder(self, index: Tensor) -> None:
         """Sequence i becomes what sequence index[i] was (beam search, repetition, selection)."""

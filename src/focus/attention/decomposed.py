@@ -30,12 +30,13 @@ class _Decomposed(torch.autograd.Function):
         high = torch.promote_types(query.dtype, torch.float32)
         total = torch.zeros_like(query, dtype=high)
         lse = torch.full(query.shape[:3], float("-inf"), dtype=high, device=query.device)
+        rows, keys = plan.longest
+        rooms = _Room(query[0], rows), _Room(key[0], keys), _Room(value[0], keys), _Room(query[0], rows, high)
         for segment in plan.segments:
             b, rows = segment.batch, segment.rows - plan.offset
-            q, k, v = (
-                _take(x[b], index).to(high) for x, index in ((query, rows), (key, segment.keys), (value, segment.keys))
-            )
-            part, part_lse = torch.empty_like(q), lse.new_empty(q.shape[:3])
+            q = rooms[0].take(query[b], rows).to(high)
+            k, v = (room.take(x[b], segment.keys).to(high) for room, x in zip(rooms[1:3], (key, value), strict=True))
+            part, part_lse = rooms[3].rows(len(rows)), lse.new_empty(q.shape[:3])
             for tile in segment.tiles():
                 r, c = tile.rows, tile.keys
                 out, out_lse = pieces.forward(q[:, :, r], k[:, :, c], v[:, :, c], tile.mask, tile.causal)
@@ -83,10 +84,15 @@ class _Decomposed(torch.autograd.Function):
             grad = grad.masked_fill(padded.unsqueeze(-1), 0.0)
             lse = lse.masked_fill(padded, 0.0)
         grad_query, grad_key, grad_value = (torch.zeros_like(x, dtype=high) for x in (query, key, value))
+        sources = query, grad, out, key, value
+        rows, keys = plan.longest
+        rooms = [_Room(x[0], n) for x, n in zip(sources, (rows, rows, rows, keys, keys), strict=True)]
         for segment in plan.segments:
             b, rows, keys = segment.batch, segment.rows - plan.offset, segment.keys
-            q, g, o = (_take(x[b], rows).to(high) for x in (query, grad, out))
-            k, v = (_take(x[b], keys).to(high) for x in (key, value))
+            q, g, o, k, v = (
+                room.take(x[b], index).to(high)
+                for room, x, index in zip(rooms, sources, (rows, rows, rows, keys, keys), strict=True)
+            )
             norm = lse[b : b + 1, :, rows]
             dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
             for tile in segment.tiles():
@@ -120,25 +126,40 @@ class _Decomposed(torch.autograd.Function):
 
 
 def _packed(x: Tensor) -> Tensor:
-    """[B, H, T, D] with heads or tokens outermost in memory: what `_take` and `_put` are fast on."""
+    """[B, H, T, D] with heads or tokens outermost in memory: what `_Room` takes rows from."""
     return x if x.is_contiguous() or x.transpose(1, 2).is_contiguous() else x.contiguous()
 
 
-def _take(x: Tensor, index: Tensor) -> Tensor:
-    """Rows `index` of [H, T, D], as [1, H, n, D] in the same order of memory."""
-    heads, length, width = x.shape
-    if x.is_contiguous():
-        return x.view(heads * length, width).index_select(0, _flat(index, heads, length)).view(1, heads, -1, width)
-    return x.transpose(0, 1).reshape(length, -1).index_select(0, index).view(1, -1, heads, width).transpose(1, 2)
+class _Room:
+    """Memory for rows of [H, T, D], used again for each segment: fresh memory costs more than the copy into it."""
+
+    def __init__(self, x: Tensor, longest: int, dtype: torch.dtype | None = None):
+        self.heads_first = x.is_contiguous()
+        self.heads, self.width = x.shape[0], x.shape[2]
+        self.memory = x.new_empty(self.heads * longest * self.width, dtype=dtype)
+
+    def rows(self, count: int) -> Tensor:
+        """[1, H, count, D], not initialised, in the order of memory of the tensor it was made for."""
+        memory = self.memory[: self.heads * count * self.width]
+        if self.heads_first:
+            return memory.view(1, self.heads, count, self.width)
+        return memory.view(1, count, self.heads, self.width).transpose(1, 2)
+
+    def take(self, x: Tensor, index: Tensor) -> Tensor:
+        """Rows `index` of x [H, T, D], as [1, H, n, D]."""
+        rows = self.rows(len(index))
+        if self.heads_first:
+            flat = (torch.arange(self.heads, device=index.device).unsqueeze(1) * x.shape[1] + index).view(-1)
+            torch.index_select(x.view(-1, self.width), 0, flat, out=rows.view(-1, self.width))
+        else:
+            target = rows.transpose(1, 2).view(len(index), -1)
+            torch.index_select(x.transpose(0, 1).view(x.shape[1], -1), 0, index, out=target)
+        return rows
 
 
 def _put(x: Tensor, index: Tensor, rows: Tensor) -> None:
     """Write rows [H, n, D] to the positions `index` of [H, T, D]."""
     x.index_copy_(1, index, rows.to(x.dtype))
-
-
-def _flat(index: Tensor, heads: int, length: int) -> Tensor:
-    return (torch.arange(heads, device=index.device).unsqueeze(1) * length + index).view(-1)
 
 
 def merge(total: Tensor, lse: Tensor, out: Tensor, out_lse: Tensor) -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from focus.attention.flash import MASKED, Pieces
-from focus.attention.reference import allowed_pairs, sink_keys
+from focus.attention.plan import MAX_GROUPS_IN_BITS, group_bits
+from focus.attention.reference import same_group, sink_keys
 
 ROWS = 64
 
@@ -82,14 +83,34 @@ class _Masked(torch.autograd.Function):
 
 def _tiles(queries: int, groups: Tensor, mask: dict) -> Iterator[tuple[slice, slice, Tensor]]:
     """Some queries, the keys up to the last of them, and the mask [B, 1, rows, keys] added to the scores."""
-    offset = groups.shape[1] - queries
+    offset, device = groups.shape[1] - queries, groups.device
+    window, sliding_window, real = mask["window"], mask["sliding_window"], mask["padding_mask"]
+    columns = mask["sinks"].any(dim=0).nonzero()
+    sinks = mask["sinks"][:, None, : int(columns[-1]) + 1] if len(columns) else None
+    labels = group_bits(groups) if groups.dim() == 3 and groups.shape[-1] <= MAX_GROUPS_IN_BITS else groups
     for start in range(0, queries, ROWS):
         stop = min(start + ROWS, queries)
-        keys = slice(0, offset + stop)
-        cut = {name: x[:, keys] if isinstance(x, Tensor) else x for name, x in mask.items()}
-        allowed = allowed_pairs(stop - start, groups[:, keys], **cut)
-        added = torch.zeros(allowed.shape, device=groups.device).masked_fill_(~allowed, MASKED)
-        yield slice(start, stop), keys, added.unsqueeze(1)
+        rows, keys = slice(offset + start, offset + stop), slice(0, offset + stop)
+        if groups.dim() == 2:
+            masked = labels[:, rows, None] != labels[:, None, keys]
+        elif labels.dim() == 2:
+            masked = (labels[:, rows, None] & labels[:, None, keys]) == 0
+        else:
+            masked = ~same_group(groups[:, keys], stop - start)
+        distance = torch.arange(rows.start, rows.stop, device=device).unsqueeze(1) - torch.arange(
+            keys.stop, device=device
+        )
+        first = max(0, rows.start - window)
+        masked[:, :, first:] &= distance[:, first:] > window
+        if sinks is not None:
+            masked[:, :, : sinks.shape[2]] &= ~sinks[:, :, : keys.stop]
+        masked[:, :, rows.start :] |= distance[:, rows.start :] < 0
+        if sliding_window is not None:
+            outside = max(0, rows.stop - sliding_window)
+            masked[:, :, :outside] |= distance[:, :outside] >= sliding_window
+        if real is not None:
+            masked |= ~real[:, None, keys]
+        yield slice(start, stop), keys, torch.mul(masked, MASKED).unsqueeze(1)
 
 
 def _padded(query: Tensor, mask: dict) -> Tensor | None:

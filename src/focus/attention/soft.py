@@ -16,8 +16,9 @@ from torch.nn.functional import pad
 
 from focus.attention.decomposed import join_blocks, merge
 from focus.attention.flash import MASKED, Dense, Pieces, check_shapes, choose_pieces
-from focus.attention.plan import Plan, Segment, Tile, sink_positions
+from focus.attention.plan import Plan, sink_positions
 from focus.attention.reference import sink_keys
+from focus.attention.tiles import Segment, Tile
 from focus.errors import UserError
 
 ALIGNMENT = 8
