@@ -34,6 +34,7 @@ def test_a_run_reports_every_table(tmp_path):
         memory_lengths=[1024],
         decode_lengths=[512],
         decode_steps=3,
+        training_lengths=[512],
         heads=1,
         head_dim=8,
         window=16,
@@ -51,6 +52,7 @@ def test_a_run_reports_every_table(tmp_path):
         assert all(value > 0 for value in row["parts"].values())
     assert metrics["unbalanced"][0]["bound"] == pytest.approx(1 / 0.3)
     assert [(r["length"], r["groups"]) for r in metrics["decode"]] == [(512, 4), (512, 8)]
+    assert all(row["soft_ms"] > 0 and row["straight_through_ms"] > 0 for row in metrics["training"])
     kept = [row["pairs_kept"] for row in metrics["membership"]]
     assert kept == sorted(kept)
     assert kept[2:] == [1.0, 1.0]

@@ -21,8 +21,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from focus.attention import choose_backend, focus_attention
-from focus.attention.decode import GroupedCache
+from focus.attention import (
+    GroupedCache,
+    choose_backend,
+    focus_attention,
+    soft_attention,
+    straight_through_attention,
+)
 from focus.attention.decomposed import decomposed_attention
 from focus.attention.flash import Pieces, choose_pieces
 from focus.attention.plan import make_plan
@@ -49,6 +54,7 @@ class AttentionBenchmark(Strict):
     unbalanced_lengths: list[Count] = Field([], description="lengths of those rows")
     membership_groups: Count = Field(4, description="K of the rows with several groups a token (T7)")
     membership_lengths: list[Count] = Field([], description="lengths of those rows; k runs from 1 to K")
+    training_lengths: list[Count] = Field([], description="lengths at which steps of centroid training are timed")
     decode_lengths: list[Count] = Field([], description="tokens already held when single tokens are timed")
     decode_steps: Count = Field(64, description="tokens timed at each of those lengths")
     threads: list[Count] = Field([1], description="thread counts")
@@ -60,12 +66,21 @@ def run(job: AttentionBenchmark, output: Path) -> None:
     """Measure everything `job` names and write one result."""
     started = time.time()
     before = torch.get_num_threads()
-    metrics: dict = {"forward": [], "backward": [], "unbalanced": [], "membership": [], "decode": [], "memory": []}
+    metrics: dict = {
+        "forward": [],
+        "backward": [],
+        "unbalanced": [],
+        "membership": [],
+        "training": [],
+        "decode": [],
+        "memory": [],
+    }
     cells = len(job.threads) * (
         len(job.lengths)
         + len(job.backward_lengths)
         + len(job.unbalanced_lengths)
         + len(job.membership_lengths)
+        + len(job.training_lengths)
         + len(job.decode_lengths)
     ) + 2 * len(job.memory_lengths)
     progress = Progress("attention", cells)
@@ -83,6 +98,9 @@ def run(job: AttentionBenchmark, output: Path) -> None:
                 progress.step()
             for length in job.membership_lengths:
                 metrics["membership"] += _membership(job, length, threads)
+                progress.step()
+            for length in job.training_lengths:
+                metrics["training"] += [_training(job, length, groups, threads) for groups in job.groups]
                 progress.step()
             for length in job.decode_lengths:
                 metrics["decode"] += [_decode(job, length, groups, threads) for groups in job.groups]
@@ -179,6 +197,28 @@ def _membership(job: AttentionBenchmark, length: int, threads: int) -> list[dict
         row |= {"pairs_kept": kept, "far_pairs_kept": far, "paper": job.membership_groups / k}
         rows.append(row | {"backend": choose_backend(inputs[0], inputs[2], groups)})
     return rows
+
+
+def _training(job: AttentionBenchmark, length: int, groups: int, threads: int) -> dict:
+    """Forward and backward, the assignment's gradient too: the soft gate in O(T) memory and the straight-through one."""
+    inputs = _inputs(job, length, gradients=True)
+    generator = torch.Generator().manual_seed(job.seed + 3)
+    assignment = torch.softmax(4 * torch.randn(1, length, groups, generator=generator), dim=-1).requires_grad_()
+    hard = assignment.argmax(dim=-1)
+    grad = torch.randn_like(inputs[0])
+    common = {"steepness": 10.0, "window": job.window}
+    runs = [
+        lambda: torch.autograd.grad(_full(*inputs), inputs, grad),
+        lambda: torch.autograd.grad(soft_attention(*inputs, assignment, **common), [*inputs, assignment], grad),
+        lambda: torch.autograd.grad(
+            straight_through_attention(*inputs, hard, assignment, backend="decomposed", **common),
+            [*inputs, assignment],
+            grad,
+        ),
+    ]
+    full, soft, through = (min(times) * 1e3 for times in _times(runs, threads, job.seconds, backward=True))
+    row = {"length": length, "groups": groups, "threads": threads, "full_ms": full}
+    return row | {"soft_ms": soft, "straight_through_ms": through, "straight_through_speedup": full / through}
 
 
 def _decode(job: AttentionBenchmark, length: int, groups: int, threads: int) -> dict:
