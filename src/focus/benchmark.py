@@ -200,7 +200,7 @@ def _membership(job: AttentionBenchmark, length: int, threads: int) -> list[dict
 
 
 def _training(job: AttentionBenchmark, length: int, groups: int, threads: int) -> dict:
-    """Forward and backward, the assignment's gradient too: the soft gate in O(T) memory and the straight-through one."""
+    """Forward and backward with the assignment's gradient: the soft gate in O(T) memory, and straight through."""
     inputs = _inputs(job, length, gradients=True)
     generator = torch.Generator().manual_seed(job.seed + 3)
     assignment = torch.softmax(4 * torch.randn(1, length, groups, generator=generator), dim=-1).requires_grad_()
