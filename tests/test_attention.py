@@ -166,6 +166,24 @@ def test_error_is_at_most_twice_that_of_plain_attention(dtype, kind, way):
 
 
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("softcap", [None, 5.0])
+def test_autocast_lowers_no_precision_and_dtypes_may_differ(way, softcap):
+    torch.manual_seed(0)
+    query, key, value = inputs(1, 1, 2, 200, 200, 8, dtype=torch.float32)
+    value = value.detach().bfloat16().requires_grad_()
+    arguments = {"window": 9, "sinks": 2, "softcap": softcap, "backend": way}
+    groups = memberships("even", 1, 200)
+    exact = focus_attention(query.double(), key.double(), value.double(), groups, **arguments)
+    grads = torch.autograd.grad(exact.sum(), (query, key))
+    with torch.autocast("cpu", torch.bfloat16):
+        ours = focus_attention(query, key, value, groups, **arguments)
+    assert ours.dtype == torch.float32
+    assert (ours - exact).abs().max() < 5e-6
+    for x, y in zip(torch.autograd.grad(ours.sum(), (query, key)), grads, strict=True):
+        assert (x - y).abs().max() < 5e-5
+
+
+@pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_read_before_it_is_written(way):
     torch.manual_seed(0)
     tensors = inputs(2, 1, 2, 300, 300, 8)

@@ -49,6 +49,9 @@ def focus_attention(
             f"groups: expected [{key.shape[0]}, {key.shape[2]}] or [{key.shape[0]}, {key.shape[2]}, K], "
             f"got {list(groups.shape)}"
         )
+    given = query.dtype
+    common = torch.promote_types(torch.promote_types(given, key.dtype), value.dtype)
+    query, key, value = query.to(common), key.to(common), value.to(common)
     mask = {"window": window, "sinks": sinks, "sliding_window": sliding_window, "padding_mask": padding_mask}
     if backend == "reference":
         return focus_attention_reference(
@@ -63,7 +66,7 @@ def focus_attention(
         out, lse = masked_attention(query, key, value, groups, pieces, **mask)
     else:
         out, lse = decomposed_attention(query, key, value, make_plan(query.shape[2], groups, **mask), pieces)
-    return (out, lse) if return_lse else out
+    return (out.to(given), lse) if return_lse else out.to(given)
 
 
 def choose_backend(

@@ -13,6 +13,7 @@ The mask is finite (`MASKED`), so that a query without any pair in a piece gets 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import wraps
 
 import torch
 from torch import Tensor
@@ -21,6 +22,17 @@ from focus.errors import UserError
 
 MASKED = -1e30
 DENSE_SCORES = 1 << 22
+
+
+def _full_precision(method):
+    """Keep autocast out of a method's matrix products."""
+
+    @wraps(method)
+    def wrapped(self, query: Tensor, *arguments):
+        with torch.autocast(query.device.type, enabled=False):
+            return method(self, query, *arguments)
+
+    return wrapped
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,7 @@ class Dense:
     softcap: float | None = None
     name = "dense"
 
+    @_full_precision
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, causal: bool = False
     ) -> tuple[Tensor, Tensor]:
@@ -75,6 +88,7 @@ class Dense:
             lse[:, :, rows] = total.squeeze(-1).flatten(1, 2)
         return out, lse
 
+    @_full_precision
     def backward(
         self,
         grad_out: Tensor,
