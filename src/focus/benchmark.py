@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import multiprocessing
-import os
-import resource
 import statistics
 import time
 from collections.abc import Callable
@@ -367,11 +365,13 @@ def _measure_memory(job: AttentionBenchmark, length: int, groups: int | None) ->
                 focus_attention(*inputs, assigned, window=job.window, backend="decomposed")
 
     attend(1024)
-    base = _resident()
+    Path("/proc/self/clear_refs").write_text("5")
+    base = _memory("VmRSS")
     attend(length)
-    return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - base) / 2**20
+    return (_memory("VmHWM") - base) / 1024
 
 
-def _resident() -> int:
-    """Bytes of memory the process holds now."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def _memory(field: str) -> int:
+    """KiB of memory the process holds now (VmRSS), or held at most since the last reset (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))

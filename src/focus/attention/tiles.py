@@ -13,6 +13,7 @@ from focus.attention.flash import MASKED
 
 TILE = 64
 RECTANGLE = 256
+LARGE_RECTANGLE = 1024
 CAUSAL_KERNEL = 6144
 
 
@@ -63,23 +64,36 @@ class Segment:
                 yield Tile(slice(start, stop), slice(block, stop), mask, more=block > 0)
 
     def _ragged_tiles(self) -> Iterator[Tile]:
-        """For queries that are only some of the keys, or a sliding window: keys all see, then the ragged rest."""
-        length, window = len(self.rows), self.sliding_window
+        """For queries that are only some of the keys, or a sliding window."""
+        window = self.sliding_window
         reach = torch.searchsorted(self.keys, self.rows, right=True).tolist()
-        first = [0] * length
-        if window is not None:
-            first = torch.searchsorted(self.keys, self.rows - window, right=True).tolist()
-        for start in range(0, length, TILE):
-            stop = min(start + TILE, length)
-            rows, left, right = slice(start, stop), first[start], reach[stop - 1]
-            shared = reach[start] if window is None and reach[start] >= TILE else left
-            if shared > left:
-                yield Tile(rows, slice(left, shared))
-            if right > shared:
-                distance = self.rows[rows].unsqueeze(1) - self.keys[shared:right]
-                outside = distance < 0 if window is None else (distance < 0) | (distance >= window)
-                mask = torch.zeros(outside.shape, device=self.rows.device).masked_fill_(outside, MASKED)
-                yield Tile(rows, slice(shared, right), mask[None, None], more=shared > left)
+        if window is None:
+            yield from self._block(slice(0, len(reach)), 0, False, reach)
+            return
+        first = torch.searchsorted(self.keys, self.rows - window, right=True).tolist()
+        for start in range(0, len(reach), TILE):
+            rows = slice(start, min(start + TILE, len(reach)))
+            yield self._ragged_tile(rows, slice(first[start], reach[rows.stop - 1]), False)
+
+    def _block(self, rows: slice, left: int, more: bool, reach: list[int]) -> Iterator[Tile]:
+        """Keys from `left` on: those that all rows see in one tile, then the rest for ever smaller blocks of rows."""
+        shared, length = reach[rows.start], rows.stop - rows.start
+        if shared - left >= TILE:
+            yield Tile(rows, slice(left, shared), more=more)
+            left, more = shared, True
+        if length > TILE:
+            size = next(size for size in (LARGE_RECTANGLE, RECTANGLE, TILE) if size < length)
+            for start in range(rows.start, rows.stop, size):
+                yield from self._block(slice(start, min(start + size, rows.stop)), left, more, reach)
+        elif reach[rows.stop - 1] > left:
+            yield self._ragged_tile(rows, slice(left, reach[rows.stop - 1]), more)
+
+    def _ragged_tile(self, rows: slice, keys: slice, more: bool) -> Tile:
+        distance = self.rows[rows].unsqueeze(1) - self.keys[keys]
+        outside = distance < 0
+        if self.sliding_window is not None:
+            outside |= distance >= self.sliding_window
+        return Tile(rows, keys, torch.mul(outside, MASKED)[None, None], more=more)
 
 
 @dataclass(frozen=True)
