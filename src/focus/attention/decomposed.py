@@ -2,7 +2,8 @@
 
 No array of Tq x Tk is made: besides the inputs and the output there is one gathered segment and a few thousand rows of
 the band at a time. Pieces are computed in float32 at least: in bfloat16 each would round its output, and merging
-would pass twice the error on.
+would pass twice the error on. The few sink keys go through plain products, which sum their gradients over many
+queries more exactly than the kernel does.
 """
 
 from __future__ import annotations
