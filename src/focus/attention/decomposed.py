@@ -1,0 +1,174 @@
+"""Exact Focus attention from disjoint pieces merged by log-sum-exp (paper Appendix D), forward and backward.
+
+No array of Tq x Tk is made: besides the inputs and the output there is one gathered segment and a few thousand rows of
+the band at a time. Pieces are computed in float32 at least: in bfloat16 each would round its output, and merging
+would pass twice the error on.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from focus.attention.flash import Dense, Pieces
+from focus.attention.plan import Plan
+
+
+def decomposed_attention(
+    query: Tensor, key: Tensor, value: Tensor, plan: Plan, pieces: Pieces
+) -> tuple[Tensor, Tensor]:
+    """Out [B, H, Tq, D], differentiable, and lse [B, H, Tq], which is not (-inf for padding).
+
+    query: [B, H, Tq, D]; key, value: [B, Hkv, Tk, D].
+    """
+    return _Decomposed.apply(_packed(query), _packed(key), _packed(value), plan, pieces)
+
+
+class _Decomposed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query: Tensor, key: Tensor, value: Tensor, plan: Plan, pieces: Pieces):
+        high = torch.promote_types(query.dtype, torch.float32)
+        total = torch.zeros_like(query, dtype=high)
+        lse = torch.full(query.shape[:3], float("-inf"), dtype=high, device=query.device)
+        rows, keys = plan.longest
+        rooms = _Room(query[0], rows), _Room(key[0], keys), _Room(value[0], keys), _Room(query[0], rows, high)
+        for segment in plan.segments:
+            b, rows = segment.batch, segment.rows - plan.offset
+            q = rooms[0].take(query[b], rows).to(high)
+            k, v = (room.take(x[b], segment.keys).to(high) for room, x in zip(rooms[1:3], (key, value), strict=True))
+            part, part_lse = rooms[3].rows(len(rows)), lse.new_empty(q.shape[:3])
+            for tile in segment.tiles():
+                r, c = tile.rows, tile.keys
+                out, out_lse = pieces.forward(q[:, :, r], k[:, :, c], v[:, :, c], tile.mask, tile.causal)
+                if tile.causal:
+                    part, part_lse = out, out_lse
+                elif tile.more:
+                    merge(part[:, :, r], part_lse[:, :, r], out, out_lse)
+                else:
+                    part[:, :, r], part_lse[:, :, r] = out, out_lse
+            _put(total[b], rows, part[0])
+            lse[b].index_copy_(1, rows, part_lse[0])
+        few_keys = Dense(pieces.scale, pieces.softcap)
+        for sinks in plan.sink_blocks():
+            b, r = slice(sinks.batch, sinks.batch + 1), sinks.rows
+            out, out_lse = few_keys.forward(
+                query[b, :, r].to(high), key[b, :, sinks.keys].to(high), value[b, :, sinks.keys].to(high), sinks.mask
+            )
+            merge(total[b, :, r], lse[b, :, r], out, out_lse)
+        for band in plan.bands():
+            b, r = band.batch, band.rows
+            out, out_lse = pieces.forward(
+                band.queries_of(query[b], high),
+                band.keys_of(key[b], high),
+                band.keys_of(value[b], high),
+                plan.band_mask(band),
+            )
+            merge(total[b, :, r], lse[b, :, r], join_blocks(out), join_blocks(out_lse))
+        if plan.padding is not None:
+            padded = plan.padding[:, None, plan.offset :]
+            total.masked_fill_(padded.unsqueeze(-1), 0.0)
+            lse.masked_fill_(padded, float("-inf"))
+        total = total.to(query.dtype)
+        ctx.save_for_backward(query, key, value, total, lse)
+        ctx.plan, ctx.pieces = plan, pieces
+        ctx.mark_non_differentiable(lse)
+        return total, lse
+
+    @staticmethod
+    def backward(ctx, grad: Tensor, _):
+        query, key, value, out, lse = ctx.saved_tensors
+        plan, pieces, high = ctx.plan, ctx.pieces, lse.dtype
+        grad = _packed(grad)
+        if plan.padding is not None:
+            padded = plan.padding[:, None, plan.offset :]
+            grad = grad.masked_fill(padded.unsqueeze(-1), 0.0)
+            lse = lse.masked_fill(padded, 0.0)
+        grad_query, grad_key, grad_value = (torch.zeros_like(x, dtype=high) for x in (query, key, value))
+        sources = query, grad, out, key, value
+        rows, keys = plan.longest
+        rooms = [_Room(x[0], n) for x, n in zip(sources, (rows, rows, rows, keys, keys), strict=True)]
+        for segment in plan.segments:
+            b, rows, keys = segment.batch, segment.rows - plan.offset, segment.keys
+            q, g, o, k, v = (
+                room.take(x[b], index).to(high)
+                for room, x, index in zip(rooms, sources, (rows, rows, rows, keys, keys), strict=True)
+            )
+            norm = lse[b : b + 1, :, rows]
+            dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+            for tile in segment.tiles():
+                r, c = tile.rows, tile.keys
+                parts = pieces.backward(
+                    g[:, :, r], q[:, :, r], k[:, :, c], v[:, :, c], o[:, :, r], norm[:, :, r], tile.mask, tile.causal
+                )
+                dq[:, :, r] += parts[0]
+                dk[:, :, c] += parts[1]
+                dv[:, :, c] += parts[2]
+            _put(grad_query[b], rows, dq[0])
+            grad_key[b].index_add_(1, keys, dk[0])
+            grad_value[b].index_add_(1, keys, dv[0])
+        few_keys = Dense(pieces.scale, pieces.softcap)
+        for sinks in plan.sink_blocks():
+            b, r, c = slice(sinks.batch, sinks.batch + 1), sinks.rows, sinks.keys
+            g, q, o = (x[b, :, r].to(high) for x in (grad, query, out))
+            parts = few_keys.backward(g, q, key[b, :, c].to(high), value[b, :, c].to(high), o, lse[b, :, r], sinks.mask)
+            grad_query[b, :, r] += parts[0]
+            grad_key[b].index_add_(2, c, parts[1])
+            grad_value[b].index_add_(2, c, parts[2])
+        for band in plan.bands():
+            b, r = band.batch, band.rows
+            g, q, o, norm = (band.queries_of(x[b], high) for x in (grad, query, out, lse))
+            k, v = (band.keys_of(x[b], high) for x in (key, value))
+            parts = pieces.backward(g, q, k, v, o, norm, plan.band_mask(band))
+            grad_query[b, :, r] += join_blocks(parts[0])
+            band.add_to_keys(grad_key[b], parts[1])
+            band.add_to_keys(grad_value[b], parts[2])
+        return grad_query.to(query.dtype), grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
+
+
+def _packed(x: Tensor) -> Tensor:
+    """[B, H, T, D] with heads or tokens outermost in memory: what `_Room` takes rows from."""
+    return x if x.is_contiguous() or x.transpose(1, 2).is_contiguous() else x.contiguous()
+
+
+class _Room:
+    """Memory for rows of [H, T, D], used again for each segment: fresh memory costs more than the copy into it."""
+
+    def __init__(self, x: Tensor, longest: int, dtype: torch.dtype | None = None):
+        self.heads_first = x.is_contiguous()
+        self.heads, self.width = x.shape[0], x.shape[2]
+        self.memory = x.new_empty(self.heads * longest * self.width, dtype=dtype)
+
+    def rows(self, count: int) -> Tensor:
+        """[1, H, count, D], not initialised, in the order of memory of the tensor it was made for."""
+        memory = self.memory[: self.heads * count * self.width]
+        if self.heads_first:
+            return memory.view(1, self.heads, count, self.width)
+        return memory.view(1, count, self.heads, self.width).transpose(1, 2)
+
+    def take(self, x: Tensor, index: Tensor) -> Tensor:
+        """Rows `index` of x [H, T, D], as [1, H, n, D]."""
+        rows = self.rows(len(index))
+        if self.heads_first:
+            flat = (torch.arange(self.heads, device=index.device).unsqueeze(1) * x.shape[1] + index).view(-1)
+            torch.index_select(x.view(-1, self.width), 0, flat, out=rows.view(-1, self.width))
+        else:
+            target = rows.transpose(1, 2).view(len(index), -1)
+            torch.index_select(x.transpose(0, 1).view(x.shape[1], -1), 0, index, out=target)
+        return rows
+
+
+def _put(x: Tensor, index: Tensor, rows: Tensor) -> None:
+    """Write rows [H, n, D] to the positions `index` of [H, T, D]."""
+    x.index_copy_(1, index, rows.to(x.dtype))
+
+
+def merge(total: Tensor, lse: Tensor, out: Tensor, out_lse: Tensor) -> None:
+    """Merge a piece into total [..., n, D] and lse [..., n], in place."""
+    weight = torch.sigmoid(out_lse - lse).unsqueeze(-1)
+    total.lerp_(out.to(total.dtype), weight.to(total.dtype))
+    torch.logaddexp(lse, out_lse, out=lse)
+
+
+def join_blocks(x: Tensor) -> Tensor:
+    """[blocks, H, size, ...] -> [H, blocks * size, ...]."""
+    return x.transpose(0, 1).flatten(1, 2)

@@ -1,0 +1,377 @@
+"""What Focus attention costs: time, its parts, memory and pairs kept, against full causal attention (T6, T7).
+
+Both are timed in turn, so that a busy machine slows both, and a ratio is that of the smallest times. With one thread
+the clock is the thread's own processor time, else the wall clock. Full attention is the kernel that PyTorch itself
+chooses; what our tiling gains on full attention alone is reported beside it (`one_group`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from focus.attention import (
+    GroupedCache,
+    choose_backend,
+    focus_attention,
+    soft_attention,
+    straight_through_attention,
+)
+from focus.attention.decomposed import decomposed_attention
+from focus.attention.flash import Pieces, choose_pieces
+from focus.attention.plan import make_plan
+from focus.attention.reference import causal_pairs, near_pairs, same_group
+from focus.config import Count, NonNegative, Positive, Strict
+from focus.progress import Progress
+from focus.provenance import write_result
+
+COUNT_ROWS = 256
+
+
+class AttentionBenchmark(Strict):
+    """The settings of one run; lengths are in tokens."""
+
+    lengths: list[Count] = Field(description="sequence lengths of the forward table (T6)")
+    backward_lengths: list[Count] = Field([], description="lengths of the forward and backward table")
+    memory_lengths: list[Count] = Field([], description="lengths whose peak memory is measured, in fresh processes")
+    groups: list[Count] = Field([4, 8], description="K")
+    window: NonNegative = Field(128, description="w")
+    heads: Count = Field(4, description="H")
+    head_dim: Count = Field(64, description="D")
+    one_group_up_to: NonNegative = Field(16384, description="longest length at which one group alone is timed too")
+    shares: list[Positive] = Field([0.4, 0.3, 0.2, 0.1], description="group sizes of the unbalanced rows")
+    unbalanced_lengths: list[Count] = Field([], description="lengths of those rows")
+    membership_groups: Count = Field(4, description="K of the rows with several groups a token (T7)")
+    membership_lengths: list[Count] = Field([], description="lengths of those rows; k runs from 1 to K")
+    training_lengths: list[Count] = Field([], description="lengths at which steps of centroid training are timed")
+    decode_lengths: list[Count] = Field([], description="tokens already held when single tokens are timed")
+    decode_steps: Count = Field(64, description="tokens timed at each of those lengths")
+    threads: list[Count] = Field([1], description="thread counts")
+    seconds: Positive = Field(5.0, description="time for each row; every row runs at least once")
+    seed: NonNegative = Field(0, description="of inputs and groups")
+
+
+def run(job: AttentionBenchmark, output: Path) -> None:
+    """Measure everything `job` names and write one result."""
+    started = time.time()
+    before = torch.get_num_threads()
+    metrics: dict = {
+        "forward": [],
+        "backward": [],
+        "unbalanced": [],
+        "membership": [],
+        "training": [],
+        "decode": [],
+        "memory": [],
+    }
+    cells = len(job.threads) * (
+        len(job.lengths)
+        + len(job.backward_lengths)
+        + len(job.unbalanced_lengths)
+        + len(job.membership_lengths)
+        + len(job.training_lengths)
+        + len(job.decode_lengths)
+    ) + 2 * len(job.memory_lengths)
+    progress = Progress("attention", cells)
+    try:
+        for threads in job.threads:
+            torch.set_num_threads(threads)
+            for length in job.lengths:
+                metrics["forward"] += _speed(job, length, threads)
+                progress.step()
+            for length in job.unbalanced_lengths:
+                metrics["unbalanced"].append(_unbalanced(job, length, threads))
+                progress.step()
+            for length in job.backward_lengths:
+                metrics["backward"] += _speed(job, length, threads, backward=True)
+                progress.step()
+            for length in job.membership_lengths:
+                metrics["membership"] += _membership(job, length, threads)
+                progress.step()
+            for length in job.training_lengths:
+                metrics["training"] += [_training(job, length, groups, threads) for groups in job.groups]
+                progress.step()
+            for length in job.decode_lengths:
+                metrics["decode"] += [_decode(job, length, groups, threads) for groups in job.groups]
+                progress.step()
+        for length in job.memory_lengths:
+            for groups in (None, job.groups[-1]):
+                metrics["memory"].append({"length": length, "groups": groups, "mib": _peak_memory(job, length, groups)})
+                progress.step()
+    finally:
+        torch.set_num_threads(before)
+    query, _, value = _inputs(job, max(job.lengths))
+    write_result(
+        output,
+        experiment="attention",
+        settings=job.model_dump(),
+        metrics=metrics,
+        started=started,
+        modules=["focus.benchmark"],
+        backend=choose_backend(query, value, torch.zeros(1, max(job.lengths), dtype=torch.long)).split("/")[1],
+        dtype="float32",
+    )
+
+
+def operation_limit(shares: list[float], window: int, length: int) -> float:
+    """The speed-up that counting pairs allows: n^2/2 over n^2/2 * sum p^2 + n*w (paper Appendix D)."""
+    return 1 / min(1.0, sum(p * p for p in shares) + 2 * window / length)
+
+
+def pairs_kept(groups: Tensor, window: int) -> tuple[float, float]:
+    """Shares of the causal pairs, and of those farther than `window`, that the mask keeps.
+
+    groups: [1, T] or [1, T, K].
+    """
+    length = groups.shape[1]
+    kept = far_kept = far = 0
+    for start in range(0, length, COUNT_ROWS):
+        stop = min(start + COUNT_ROWS, length)
+        rows = stop - start
+        pairs = causal_pairs(rows, stop, None, None, groups.device)
+        near = near_pairs(rows, stop, window, groups.device)
+        same = same_group(groups[:, :stop], rows)
+        kept += int((pairs & (same | near)).sum())
+        far_kept += int((pairs & same & ~near).sum())
+        far += int((pairs & ~near).sum())
+    return kept / (length * (length + 1) / 2), far_kept / far if far else 1.0
+
+
+def _speed(job: AttentionBenchmark, length: int, threads: int, backward: bool = False) -> list[dict]:
+    """Full attention and every K in turn; one row each K."""
+    inputs = _inputs(job, length, backward)
+    assigned = {k: _groups(job, length, [1 / k] * k) for k in job.groups}
+    runs = [lambda: _full(*inputs)]
+    runs += [
+        lambda g=g: focus_attention(*inputs, g, window=job.window, backend="decomposed") for g in assigned.values()
+    ]
+    if length <= job.one_group_up_to:
+        runs.append(lambda: focus_attention(*inputs, torch.zeros(1, length).long(), window=0, backend="decomposed"))
+    if backward:
+        grad = torch.randn_like(inputs[0])
+        runs = [lambda f=f: torch.autograd.grad(f(), inputs, grad) for f in runs]
+    full, *ours = _times(runs, threads, job.seconds, backward)
+    one_group = min(full) / min(ours.pop()) if length <= job.one_group_up_to else None
+    rows = []
+    for (k, groups), times in zip(assigned.items(), ours, strict=True):
+        shares = [float((groups == g).float().mean()) for g in range(k)]
+        row = _ratio(full, times, operation_limit(shares, job.window, length))
+        row |= {"length": length, "groups": k, "threads": threads, "one_group": one_group}
+        rows.append(row if backward else row | {"parts": _parts(job, inputs, groups, threads)})
+    return rows
+
+
+def _unbalanced(job: AttentionBenchmark, length: int, threads: int) -> dict:
+    inputs, groups = _inputs(job, length), _groups(job, length, job.shares)
+    runs = [lambda: _full(*inputs), lambda: focus_attention(*inputs, groups, window=job.window, backend="decomposed")]
+    full, ours = _times(runs, threads, job.seconds)
+    row = _ratio(full, ours, operation_limit(job.shares, job.window, length))
+    return row | {"length": length, "threads": threads, "bound": 1 / sum(p * p for p in job.shares)}
+
+
+def _membership(job: AttentionBenchmark, length: int, threads: int) -> list[dict]:
+    """T7's speed column: k = 1 ... K groups a token, drawn evenly."""
+    inputs, rows = _inputs(job, length), []
+    generator = torch.Generator().manual_seed(job.seed)
+    order = torch.rand(1, length, job.membership_groups, generator=generator).argsort(dim=-1)
+    members = {k: order < k for k in range(1, job.membership_groups + 1)}
+    runs = [lambda: _full(*inputs)] + [
+        lambda m=m: focus_attention(*inputs, m, window=job.window) for m in members.values()
+    ]
+    full, *ours = _times(runs, threads, job.seconds)
+    for (k, groups), times in zip(members.items(), ours, strict=True):
+        kept, far = pairs_kept(groups, job.window)
+        row = _ratio(full, times, 1 / kept)
+        row |= {"length": length, "groups": job.membership_groups, "top_k": k, "threads": threads}
+        row |= {"pairs_kept": kept, "far_pairs_kept": far, "paper": job.membership_groups / k}
+        rows.append(row | {"backend": choose_backend(inputs[0], inputs[2], groups)})
+    return rows
+
+
+def _training(job: AttentionBenchmark, length: int, groups: int, threads: int) -> dict:
+    """Forward and backward with the assignment's gradient: the soft gate in O(T) memory, and straight through."""
+    inputs = _inputs(job, length, gradients=True)
+    generator = torch.Generator().manual_seed(job.seed + 3)
+    assignment = torch.softmax(4 * torch.randn(1, length, groups, generator=generator), dim=-1).requires_grad_()
+    hard = assignment.argmax(dim=-1)
+    grad = torch.randn_like(inputs[0])
+    common = {"steepness": 10.0, "window": job.window}
+    runs = [
+        lambda: torch.autograd.grad(_full(*inputs), inputs, grad),
+        lambda: torch.autograd.grad(soft_attention(*inputs, assignment, **common), [*inputs, assignment], grad),
+        lambda: torch.autograd.grad(
+            straight_through_attention(*inputs, hard, assignment, backend="decomposed", **common),
+            [*inputs, assignment],
+            grad,
+        ),
+    ]
+    full, soft, through = (min(times) * 1e3 for times in _times(runs, threads, job.seconds, backward=True))
+    row = {"length": length, "groups": groups, "threads": threads, "full_ms": full}
+    return row | {"soft_ms": soft, "straight_through_ms": through, "straight_through_speedup": full / through}
+
+
+def _decode(job: AttentionBenchmark, length: int, groups: int, threads: int) -> dict:
+    """One token at a time after `length` tokens: a flat cache read in full against the grouped cache.
+
+    The flat cache is not even grown, which in a model costs one more copy of it a token.
+    """
+    clock = _clock(threads)
+    _, key, value = _inputs(job, length)
+    cache = GroupedCache(window=job.window)
+    cache.fill(key, value, _groups(job, length, [1 / groups] * groups))
+    generator = torch.Generator().manual_seed(job.seed + 2)
+    full, ours = [], []
+    with torch.inference_mode():
+        for _ in range(job.decode_steps):
+            token = [torch.randn(1, job.heads, 1, job.head_dim, generator=generator) for _ in range(3)]
+            group = torch.randint(0, groups, (1, 1), generator=generator)
+            start = clock()
+            scaled_dot_product_attention(token[0], key, value)
+            middle = clock()
+            cache.attend(*token, group)
+            full.append(middle - start)
+            ours.append(clock() - middle)
+    return {
+        "length": length,
+        "groups": groups,
+        "threads": threads,
+        "full_us": statistics.median(full) * 1e6,
+        "focus_us": statistics.median(ours) * 1e6,
+        "speedup": statistics.median(full) / statistics.median(ours),
+        "limit": 1 / min(1.0, 1 / groups + job.window / length),
+    }
+
+
+def _ratio(full: list[float], ours: list[float], limit: float) -> dict:
+    """Milliseconds, the speed-up of the smallest times, its spread over rounds, and its share of `limit`."""
+    rounds = sorted(f / o for f, o in zip(full, ours, strict=True))
+    speedup = min(full) / min(ours)
+    return {
+        "full_ms": min(full) * 1e3,
+        "full_median_ms": statistics.median(full) * 1e3,
+        "focus_ms": min(ours) * 1e3,
+        "focus_median_ms": statistics.median(ours) * 1e3,
+        "speedup": speedup,
+        "speedup_median": statistics.median(rounds),
+        "speedup_range": [rounds[0], rounds[-1]],
+        "repeats": len(full),
+        "limit": limit,
+        "share_of_limit": speedup / limit,
+    }
+
+
+class _Timed:
+    """Pieces that add up the time spent inside the kernel."""
+
+    def __init__(self, pieces: Pieces, clock: Callable[[], float]):
+        self.pieces, self.clock, self.seconds = pieces, clock, 0.0
+        self.scale, self.softcap = pieces.scale, pieces.softcap
+
+    def forward(self, *arguments) -> tuple[Tensor, Tensor]:
+        start = self.clock()
+        result = self.pieces.forward(*arguments)
+        self.seconds += self.clock() - start
+        return result
+
+
+def _parts(job: AttentionBenchmark, inputs: list[Tensor], groups: Tensor, threads: int) -> dict:
+    """Milliseconds of sorting, of the kernel inside groups (A) and in the band (B), and of all moving and merging."""
+    clock = _clock(threads)
+    query, key, value = inputs
+    start = clock()
+    plan = make_plan(query.shape[2], groups, window=job.window)
+    parts = {"sort": clock() - start, "merge": 0.0}
+    halves = {
+        "groups": dataclasses.replace(plan, banded=[False]),
+        "band": dataclasses.replace(plan, segments=[]),
+    }
+    for name, half in halves.items():
+        pieces = _Timed(choose_pieces(query, value, scale=None, softcap=None), clock)
+        start = clock()
+        with torch.inference_mode():
+            decomposed_attention(query, key, value, half, pieces)
+        parts["merge"] += clock() - start - pieces.seconds
+        parts[name] = pieces.seconds
+    return {name: seconds * 1e3 for name, seconds in parts.items()}
+
+
+def _times(runs: list[Callable], threads: int, seconds: float, backward: bool = False) -> list[list[float]]:
+    """Seconds of each run, all in turn, as often as `seconds` allow; first once without timing if that is cheap."""
+    clock = _clock(threads)
+    results: list[list[float]] = [[] for _ in runs]
+    with torch.inference_mode(not backward):
+        begin = time.monotonic()
+        for times, f in zip(results, runs, strict=True):
+            start = clock()
+            f()
+            times.append(clock() - start)
+        once = time.monotonic() - begin
+        repeats = min(25, int(seconds / once))
+        if repeats >= 2:
+            results = [[] for _ in runs]
+            for _ in range(repeats):
+                for times, f in zip(results, runs, strict=True):
+                    start = clock()
+                    f()
+                    times.append(clock() - start)
+    return results
+
+
+def _clock(threads: int) -> Callable[[], float]:
+    return time.thread_time if threads == 1 else time.perf_counter
+
+
+def _full(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    return scaled_dot_product_attention(query, key, value, is_causal=True)
+
+
+def _inputs(job: AttentionBenchmark, length: int, gradients: bool = False) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(job.seed)
+    shape = (1, job.heads, length, job.head_dim)
+    return [torch.randn(shape, generator=generator, requires_grad=gradients) for _ in range(3)]
+
+
+def _groups(job: AttentionBenchmark, length: int, shares: list[float]) -> Tensor:
+    """[1, T] groups drawn with the given shares."""
+    generator = torch.Generator().manual_seed(job.seed + 1)
+    return torch.multinomial(torch.tensor(shares), length, replacement=True, generator=generator)[None]
+
+
+def _peak_memory(job: AttentionBenchmark, length: int, groups: int | None) -> float:
+    """MiB that inputs, output and work take at most, in a process of its own; groups None means full attention."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(_measure_memory, (job, length, groups))
+
+
+def _measure_memory(job: AttentionBenchmark, length: int, groups: int | None) -> float:
+    torch.set_num_threads(1)
+
+    def attend(length: int) -> None:
+        inputs = _inputs(job, length)
+        with torch.inference_mode():
+            if groups is None:
+                _full(*inputs)
+            else:
+                assigned = _groups(job, length, [1 / groups] * groups)
+                focus_attention(*inputs, assigned, window=job.window, backend="decomposed")
+
+    attend(1024)
+    Path("/proc/self/clear_refs").write_text("5")
+    base = _memory("VmRSS")
+    attend(length)
+    return (_memory("VmHWM") - base) / 1024
+
+
+def _memory(field: str) -> int:
+    """KiB of memory the process holds now (VmRSS), or held at most since the last reset (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))

@@ -1,0 +1,61 @@
+"""The attention benchmark on tiny lengths: its counts against the dense mask, and a whole run."""
+
+import pytest
+import torch
+
+from focus.attention.reference import allowed_pairs
+from focus.benchmark import AttentionBenchmark, operation_limit, pairs_kept, run
+from focus.provenance import read_result
+
+
+@pytest.mark.parametrize("length", [100, 256, 700])
+def test_pairs_kept_counts_the_mask(length):
+    torch.manual_seed(0)
+    for groups in (torch.randint(0, 4, (1, length)), torch.rand(1, length, 4) > 0.6):
+        kept, far = pairs_kept(groups, 20)
+        mask = allowed_pairs(length, groups, window=20)[0]
+        distance = torch.arange(length).unsqueeze(1) - torch.arange(length)
+        assert kept == pytest.approx(float(mask.sum() / (distance >= 0).sum()))
+        assert far == pytest.approx(float(mask[distance > 20].sum() / (distance > 20).sum()))
+
+
+def test_operation_limit_is_the_appendix_formula():
+    assert operation_limit([1 / 8] * 8, 128, 1024) == pytest.approx(1 / (1 / 8 + 1 / 4))
+    assert operation_limit([0.4, 0.3, 0.2, 0.1], 0, 1024) == pytest.approx(1 / 0.3)
+    assert operation_limit([1.0], 128, 1024) == 1.0
+
+
+def test_a_run_reports_every_table(tmp_path):
+    job = AttentionBenchmark(
+        lengths=[512, 1024],
+        backward_lengths=[512],
+        unbalanced_lengths=[512],
+        membership_lengths=[512],
+        memory_lengths=[1024],
+        decode_lengths=[512],
+        decode_steps=3,
+        training_lengths=[512],
+        heads=1,
+        head_dim=8,
+        window=16,
+        seconds=0.01,
+    )
+    run(job, tmp_path / "attention.json")
+    result = read_result(tmp_path / "attention.json")
+    metrics = result["metrics"]
+    assert result["provenance"]["backend"] == "cpu-flash"
+    assert [(r["length"], r["groups"]) for r in metrics["forward"]] == [(512, 4), (512, 8), (1024, 4), (1024, 8)]
+    for row in metrics["forward"]:
+        assert row["speedup"] == pytest.approx(row["full_ms"] / row["focus_ms"])
+        assert row["share_of_limit"] == pytest.approx(row["speedup"] / row["limit"])
+        assert set(row["parts"]) == {"sort", "groups", "band", "merge"}
+        assert all(value > 0 for value in row["parts"].values())
+    assert metrics["unbalanced"][0]["bound"] == pytest.approx(1 / 0.3)
+    assert [(r["length"], r["groups"]) for r in metrics["decode"]] == [(512, 4), (512, 8)]
+    assert all(row["soft_ms"] > 0 and row["straight_through_ms"] > 0 for row in metrics["training"])
+    kept = [row["pairs_kept"] for row in metrics["membership"]]
+    assert kept == sorted(kept)
+    assert kept[2:] == [1.0, 1.0]
+    assert [row["backend"] for row in metrics["membership"]][2:] == ["full/cpu-flash"] * 2
+    assert [row["paper"] for row in metrics["membership"]] == pytest.approx([4, 2, 4 / 3, 1])
+    assert {row["groups"] for row in metrics["memory"]} == {None, 8}
