@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
 
 from focus import routing
-from focus.attention import focus_attention
+from focus.attention import choose_backend, focus_attention
 from focus.config import Attention, FocusConfig
 from focus.errors import UserError
 from focus.gates import gated_attention
@@ -38,6 +38,7 @@ class Router(nn.Module):
         self.attention: Attention = "hard"
         self.top_k = config.top_k
         self.observed: dict[str, float] | None = None
+        self.backend: str | None = None  # of hard attention, while observed
         self.calibration: list[Tensor] | None = None
         self._received: tuple[Tensor, Cache | None] | None = None
         self._trained_on: tuple[Tensor, Tensor | None] | None = None
@@ -116,6 +117,10 @@ class Router(nn.Module):
         if dropout:
             raise UserError(f"attention: hard has no attention dropout, got {dropout}; use soft, or model.eval()")
         groups = assignment.argmax(dim=-1) if self.top_k == 1 else routing.top_k_membership(assignment, self.top_k)
+        if self.observed is not None:
+            self.backend = choose_backend(
+                query, value, groups, softcap=settings["softcap"], padding_mask=settings["padding_mask"]
+            )
         return focus_attention(query, key, value, groups, **settings)
 
     def _columns(self, scores: Tensor, padding_mask: Tensor | None) -> Tensor:

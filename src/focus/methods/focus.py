@@ -76,11 +76,14 @@ def decodes(settings: Method) -> bool:
 
 
 def backend(model: PreTrainedModel) -> str:
-    """focus and the attention chosen, or what full attention runs."""
+    """focus, the attention chosen and what computed it where observed, or what full attention runs."""
     composition = model.focus_composition
     if composition.attention == "full":
         return composition.implementation
-    return f"focus {composition.attention}"
+    if composition.attention == "soft":
+        return "focus soft, dense"
+    ran = sorted({router.backend for router in adapter.routers(model) if router.backend})
+    return ", ".join(["focus hard", *ran])
 
 
 def _trains_base(settings: Method) -> bool:
