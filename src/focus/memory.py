@@ -179,7 +179,8 @@ class GroupedMemory(Memory):
         counted = past + new if padding_mask is None else padding_mask.sum(dim=1)
         if (ordinals[:, -1] != counted).any():
             raise UserError(
-                f"attention_mask: expected {ordinals[:, -1].tolist()} real tokens, as when they were cached, got {counted}"
+                f"attention_mask: expected {ordinals[:, -1].tolist()} real tokens, as when the past ones were cached, "
+                f"got {counted if padding_mask is None else counted.tolist()}"
             )
         real = None if padding_mask is None else padding_mask[:, past:]
         out = self._grouped.attend(query.to(dtype), key.to(dtype), value.to(dtype), group(assignment[:, -new:]), real)

@@ -291,7 +291,8 @@ def _added(masked: Tensor, shared: int) -> Tensor:
 
 
 def _roomy(x: Tensor, room: int) -> Tensor:
-    return x.new_empty(x.shape[0], room, x.shape[2]) if x.dim() == 3 else x.new_empty(room)
+    with torch.inference_mode(False):  # a cache may leave the mode that it was filled in
+        return x.new_empty(x.shape[0], room, x.shape[2]) if x.dim() == 3 else x.new_empty(room)
 
 
 def _part(x: Tensor, start: int, stop: int) -> Tensor:
