@@ -274,7 +274,7 @@ class _Timed:
 
     def __init__(self, pieces: Pieces, clock: Callable[[], float]):
         self.pieces, self.clock, self.seconds = pieces, clock, 0.0
-        self.scale, self.softcap = pieces.scale, pieces.softcap
+        self.scale, self.softcap, self.working_dtype = pieces.scale, pieces.softcap, pieces.working_dtype
 
     def forward(self, *arguments) -> tuple[Tensor, Tensor]:
         start = self.clock()

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from focus.attention.api import focus_attention
 from focus.attention.decomposed import merge
-from focus.attention.flash import MASKED, Pieces, check_shapes, choose_pieces
+from focus.attention.dense import MASKED
+from focus.attention.flash import Pieces, check_shapes, choose_pieces
 from focus.attention.plan import MAX_GROUPS_IN_BITS, group_bits
 from focus.errors import UserError
 
