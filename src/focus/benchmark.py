@@ -30,6 +30,7 @@ from focus.attention.decomposed import decomposed_attention
 from focus.attention.flash import Pieces, choose_pieces
 from focus.attention.plan import make_plan
 from focus.attention.reference import causal_pairs, near_pairs, same_group
+from focus.benchmark_model import ModelShape, decode_model
 from focus.config import Count, NonNegative, Positive, Strict
 from focus.progress import Progress
 from focus.provenance import write_result
@@ -55,6 +56,9 @@ class AttentionBenchmark(Strict):
     training_lengths: list[Count] = Field([], description="lengths at which steps of centroid training are timed")
     decode_lengths: list[Count] = Field([], description="tokens already held when single tokens are timed")
     decode_steps: Count = Field(64, description="tokens timed at each of those lengths")
+    model: ModelShape = Field(ModelShape(), description="the model whose whole decoding is timed")
+    model_lengths: list[Count] = Field([], description="tokens already held when a token of the whole model is timed")
+    model_steps: Count = Field(24, description="tokens timed at each of those lengths")
     threads: list[Count] = Field([1], description="thread counts")
     seconds: Positive = Field(5.0, description="time for each row; every row runs at least once")
     seed: NonNegative = Field(0, description="of inputs and groups")
@@ -71,6 +75,7 @@ def run(job: AttentionBenchmark, output: Path) -> None:
         "membership": [],
         "training": [],
         "decode": [],
+        "decode_model": [],
         "memory": [],
     }
     cells = len(job.threads) * (
@@ -80,6 +85,7 @@ def run(job: AttentionBenchmark, output: Path) -> None:
         + len(job.membership_lengths)
         + len(job.training_lengths)
         + len(job.decode_lengths)
+        + len(job.model_lengths)
     ) + 2 * len(job.memory_lengths)
     progress = Progress("attention", cells)
     try:
@@ -102,6 +108,9 @@ def run(job: AttentionBenchmark, output: Path) -> None:
                 progress.step()
             for length in job.decode_lengths:
                 metrics["decode"] += [_decode(job, length, groups, threads) for groups in job.groups]
+                progress.step()
+            for length in job.model_lengths:
+                metrics["decode_model"] += [_decode_model(job, length, groups, threads) for groups in job.groups]
                 progress.step()
         for length in job.memory_lengths:
             for groups in (None, job.groups[-1]):
@@ -249,6 +258,11 @@ def _decode(job: AttentionBenchmark, length: int, groups: int, threads: int) -> 
         "speedup": statistics.median(full) / statistics.median(ours),
         "limit": 1 / min(1.0, 1 / groups + job.window / length),
     }
+
+
+def _decode_model(job: AttentionBenchmark, length: int, groups: int, threads: int) -> dict:
+    arguments = {"window": job.window, "steps": job.model_steps, "seed": job.seed, "clock": _clock(threads)}
+    return decode_model(job.model, length, groups, **arguments) | {"threads": threads}
 
 
 def _ratio(full: list[float], ours: list[float], limit: float) -> dict:
