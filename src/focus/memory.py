@@ -153,37 +153,41 @@ class GroupedMemory(Memory):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        group: Callable[[Tensor], Tensor],
+        assignment: Tensor,
         padding_mask: Tensor | None,
         *,
+        group: Callable[[Tensor], Tensor],
         top_k: int,
         **settings,
     ) -> Tensor:
-        """Add the new tokens and return their hard attention [B, H, n, D]; call it after `note`.
+        """Append n new tokens and return their hard attention [B, H, n, D].
 
-        `group` turns assignments into groups, `top_k` a token; padding_mask: bool [B, all tokens]; `settings` are those
-        of GroupedCache. Raises UserError when past tokens were never seen by Focus, or the mask of past tokens changed.
+        assignment: [B, n, K], which `group` turns into groups, `top_k` a token; padding_mask: bool [B, all tokens];
+        `settings` are those of GroupedCache. Raises UserError, and appends nothing, when past tokens were never seen by
+        Focus or their mask has changed.
         """
         new, past = query.shape[2], self.get_seq_length()
         dtype = torch.promote_types(torch.promote_types(query.dtype, key.dtype), value.dtype)
         form = {"top_k": top_k, "dtype": dtype} | settings
-        if self._grouped is None or form != self._form:
-            keys, values, assignments = self.keys, self.values, self.assignments
-            self._check(assignments.shape[1], past + new)
-            grouped = GroupedCache(**settings)
+        stale = self._grouped is None or form != self._form
+        if stale:
+            self._check(self.assignments.shape[1] + new, past + new)
+        before = self._noted[-1][1][:, -1]
+        now = torch.full_like(before, past) if padding_mask is None else padding_mask[:, :past].sum(dim=1)
+        if not torch.equal(before, now):
+            raise UserError(
+                f"attention_mask: expected the {before.tolist()} past tokens that were real when cached, "
+                f"got {now.tolist()}: start a new cache"
+            )
+        if stale:
+            keys, values, grouped = self.keys, self.values, GroupedCache(**settings)
             real = None if padding_mask is None else padding_mask[:, :past]
-            grouped.fill(keys.to(dtype), values.to(dtype), group(assignments[:, :past]), real)
+            grouped.fill(keys.to(dtype), values.to(dtype), group(self.assignments), real)
             self.keys = self.values = None
             self._grouped, self._form, self._given = grouped, form, keys.dtype
-        assignment, ordinals = self._noted[-1]
-        counted = past + new if padding_mask is None else padding_mask.sum(dim=1)
-        if (ordinals[:, -1] != counted).any():
-            raise UserError(
-                f"attention_mask: expected {ordinals[:, -1].tolist()} real tokens, as when the past ones were cached, "
-                f"got {counted if padding_mask is None else counted.tolist()}"
-            )
         real = None if padding_mask is None else padding_mask[:, past:]
-        out = self._grouped.attend(query.to(dtype), key.to(dtype), value.to(dtype), group(assignment[:, -new:]), real)
+        self.note(assignment, real)
+        out = self._grouped.attend(query.to(dtype), key.to(dtype), value.to(dtype), group(assignment), real)
         return out.to(query.dtype)
 
     def get_seq_length(self) -> int:

@@ -17,7 +17,7 @@ from focus.attention.plan import MAX_GROUPS_IN_BITS
 from focus.config import Attention, FocusConfig
 from focus.errors import UserError
 from focus.gates import gated_attention
-from focus.memory import Memory, announce, memory_of
+from focus.memory import GroupedMemory, announce, memory_of
 
 IMPLEMENTATION = "focus"
 
@@ -111,8 +111,7 @@ class Router(nn.Module):
         new_mask = None if padding_mask is None else padding_mask[:, keys - queries :]
         assignment = self(hidden, new_mask)
         if apart:
-            memory.note(assignment, new_mask)
-            return self._decode(memory, query, key, value, padding_mask, settings)
+            return self._decode(memory, query, key, value, assignment, padding_mask, settings)
         sinks = self.config.sinks
         if memory is not None:
             assignment, ordinals = memory.remember(assignment, new_mask, keys)
@@ -134,15 +133,23 @@ class Router(nn.Module):
         return focus_attention(query, key, value, groups, **settings)
 
     def _decode(
-        self, memory: Memory, query: Tensor, key: Tensor, value: Tensor, padding_mask: Tensor | None, settings: dict
+        self,
+        memory: GroupedMemory,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        assignment: Tensor,
+        padding_mask: Tensor | None,
+        settings: dict,
     ) -> Tensor:
         """Hard attention of new tokens through the grouped cache of their layer."""
+        sinks = self.config.sinks
+        form = {"group": self._groups, "top_k": self.top_k, "window": self.config.window, "sinks": sinks}
+        out = memory.attend(query, key, value, assignment, padding_mask, **form, **settings)
         if self.observed is not None:
-            sinks = memory.ordinals <= self.config.sinks
-            self._observe(memory.assignments, sinks, padding_mask, settings["sliding_window"])
+            self._observe(memory.assignments, memory.ordinals <= sinks, padding_mask, settings["sliding_window"])
             self.backend = f"grouped/{choose_pieces(query, value, scale=None, softcap=settings['softcap']).name}"
-        settings = settings | {"window": self.config.window, "sinks": self.config.sinks, "top_k": self.top_k}
-        return memory.attend(query, key, value, self._groups, padding_mask, **settings)
+        return out
 
     def _groups(self, assignment: Tensor) -> Tensor:
         """int [B, T], or bool [B, T, K] with several groups a token."""
