@@ -196,10 +196,11 @@ def test_pieces_equal_dense_ones(pieces, dtype, tolerance, kind, width, stand_in
 @pytest.mark.parametrize(("pieces", "dtype", "tolerance"), [CASES[0], (CudaFlash(0.3), torch.bfloat16, 4e-2)])
 @pytest.mark.parametrize("kind", ["one", "several"])
 @pytest.mark.parametrize("way", ["decomposed", "masked"])
-def test_whole_attention_through_them_equals_the_oracle(pieces, dtype, tolerance, kind, way, stand_ins):
+@pytest.mark.parametrize("shared", [1, 2])
+def test_whole_attention_through_them_equals_the_oracle(pieces, dtype, tolerance, kind, way, shared, stand_ins):
     torch.manual_seed(0)
     groups = torch.randint(0, 3, (2, 300)) if kind == "one" else torch.rand(2, 300, 5).argsort(-1) < 2
-    low = [torch.randn(2, h, 300, 16).to(dtype).requires_grad_() for h in (4, 2, 2)]
+    low = [torch.randn(2, h, 300, 16).to(dtype).requires_grad_() for h in (2 * shared, 2, 2)]
     high = [x.detach().double().requires_grad_() for x in low]
     real = torch.arange(300) >= torch.tensor([[0], [40]])
     mask = {"window": 20, "sinks": 2, "padding_mask": real}

@@ -114,7 +114,7 @@ class CudaEfficient:
             *map(_wide, (q, key, value)),
             _bias(mask, q, key),
             _tokens_outermost(_wide(o)),
-            pad(lse, (0, -q.shape[2] % LSE_STEP), value=torch.inf),
+            pad(lse, (0, -q.shape[2] % LSE_STEP), value=torch.inf).contiguous(),
             seed,
             seed,
             0.0,
