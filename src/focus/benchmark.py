@@ -34,6 +34,7 @@ from focus.progress import Progress
 from focus.provenance import write_result
 
 COUNT_ROWS = 256
+WARM_UP = 1024
 HIGH_WATER_MARK = Path("/proc/self/clear_refs")
 CHECKED_BLOCKS, CHECKED_ROWS = 4, 16
 
@@ -65,6 +66,7 @@ def run(job: AttentionBenchmark, output: Path) -> None:
     try:
         for threads in counts:
             torch.set_num_threads(threads)
+            _speed(job.model_copy(update={"seconds": 0.01}), WARM_UP, threads, backward=True)
             for length in job.lengths:
                 metrics["forward"] += _speed(job, length, threads)
                 progress.step()

@@ -213,7 +213,7 @@ class AttentionBenchmark(Strict):
     window: NonNegative = Field(128, description="w")
     heads: Count = Field(4, description="H")
     head_dim: Count = Field(64, description="D")
-    threads: list[NonNegative] = Field([1], min_length=1, description="counts of threads; 0 means every core of the run")
+    threads: list[NonNegative] = Field([1], min_length=1, description="thread counts; 0 means every core of the run")
     seconds: Positive = Field(5.0, description="time for each case; every case runs at least once")
     decode_steps: Count = Field(64, description="single tokens timed at each length")
     one_group_up_to: NonNegative = Field(16384, description="longest length at which our tiling alone is timed too")

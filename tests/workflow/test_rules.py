@@ -40,7 +40,9 @@ def test_a_touched_source_file_reruns_nothing(finished):
     ("module", "rules"),
     [
         ("paper/tables.py", {"table"}),
-        ("paper/figures.py", {"figure"}),
+        ("paper/figures.py", {"figure", "speed_figure"}),
+        ("paper/speed.py", {"speed_table", "speed_figure", "claims"}),
+        ("benchmark.py", {"bench_attention", "speed_table", "speed_figure", "claims"}),
         ("paper/claims.py", {"claims"}),
         ("cli.py", set()),
     ],
@@ -81,10 +83,26 @@ def test_a_slice_covers_one_model(checkout):
     assert "pretrain" not in checkout.planned("model_smollm2_135m_instruct")
 
 
+def test_a_changed_speed_setting_times_again_and_leaves_rows_and_tables_alone(finished):
+    planned = set(finished.planned("--config", "speed={seconds: 1.0}"))
+    assert planned - {"all"} == {"bench_attention", "speed_table", "speed_figure", "claims"}
+
+
+def test_a_scale_can_leave_speed_out(checkout):
+    planned = checkout.planned("--config", "speed=null")
+    assert planned["claims"] == 1
+    assert not {"bench_attention", "speed_table", "speed_figure"} & set(planned)
+
+
+def test_timing_runs_alone(checkout):
+    output = checkout.run("speed", "--dry-run", "--quiet", "host")
+    assert "threads: 2" in output.split("rule bench_attention:")[1].split("rule ")[0]
+
+
 def test_figures_are_made_from_result_files_alone(finished):
     for figure in (finished.folder / "results/laptop/figures").iterdir():
         figure.unlink()
-    assert set(finished.planned("figures")) - {"figures"} == {"figure"}
+    assert set(finished.planned("figures")) - {"figures"} == {"figure", "speed_figure"}
     finished.run("figures")
 
 

@@ -1,4 +1,4 @@
-"""Tables 6 and 7's speed column from the result of `focus bench attention`: attention alone, beside the paper's H100."""
+"""Table 6 and Table 7's speed column from the result of `focus bench attention`, beside the paper's for an H100."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import pandas
 from focus.errors import UserError
 from focus.paper import layout, printed
 from focus.paper.layout import Grid
+from focus.paper.statistics import Measured
 from focus.provenance import read_result, write_atomically
 
+RESULT = "speed/attention.json"
+METRICS = ("speedup", "cosine")
 SECTIONS = ("forward", "backward", "unbalanced", "membership", "training", "decode", "memory")
 KEYS = ("length", "groups", "top_k", "threads")
 TITLES = {
@@ -42,6 +45,24 @@ def write(table: str, result_path: Path, output_prefix: Path) -> None:
 def text(table: str, result_path: Path) -> str:
     """The table as Markdown, for a terminal."""
     return layout.markdown(*_page(table, load(result_path)))
+
+
+def measured(result: dict, metric: str, subject: str, shortest: int | None, longest: int | None) -> list[Measured]:
+    """The cases of `subject` with between `shortest` and `longest` tokens, each named and with its error over rounds.
+
+    The subject is section/K8, section/k2 (k groups a token) or section/all.
+    """
+    section, _, selected = subject.partition("/")
+    found = []
+    for row in result["metrics"].get(section, []):
+        names = {"all", f"K{row['groups']}", f"k{row.get('top_k')}"}
+        inside = (shortest or 0) <= row["length"] <= (longest or row["length"])
+        if selected in names and inside and metric in row:
+            name = f"K={row['groups']}, " + (f"k={row['top_k']}, " if "top_k" in row else "")
+            name += f"{tokens(row['length'])}, {row['threads']} thread{'s' * (row['threads'] > 1)}"
+            error = row.get("speedup_error") if metric == "speedup" else None
+            found.append(Measured(name, row[metric], error or 0.0))
+    return found
 
 
 def printed_speedup(groups: int, length: int) -> float | None:
@@ -82,8 +103,8 @@ def _table6(metrics: dict) -> list[Grid]:
 
 
 def _table7(metrics: dict) -> list[Grid]:
-    header = ["Tokens", "Groups", "Pairs kept", "Far pairs kept", "Paper's pairs: GPT-2", "Mistral", "Bound", "Speed-up"]
-    header += ["Range", "Paper's speed-up", "How"]
+    header = ["Tokens", "Groups", "Pairs kept", "Far pairs kept", "Paper's pairs: GPT-2", "Mistral", "Bound"]
+    header += ["Speed-up", "Range", "Paper's speed-up", "How"]
     grids = []
     for threads, rows in _by_threads(metrics["membership"]):
         lines = []
@@ -93,7 +114,7 @@ def _table7(metrics: dict) -> list[Grid]:
             line += [_percent(row["pairs_kept"]), _percent(row["far_pairs_kept"])]
             line += [f"{each['pairs_kept']} %" if each else "-" for each in paper]
             line += [_times(row["limit"]), _times(row["speedup"]), _range(row)]
-            lines.append([*line, f"{paper[0]['speedup']:g}" if paper[0] else "-", row["backend"].split("/")[0]])
+            lines.append([*line, f"{paper[0]['speedup']:.1f}" if paper[0] else "-", row["backend"].split("/")[0]])
         grids.append(Grid(_threads("Forward", threads), header, lines, text=0))
     return grids
 
@@ -106,7 +127,7 @@ def _against_full(title: str, threads: int, rows: list[dict], *, paper: bool) ->
         line = [tokens(row["length"]), str(row["groups"]), _amount(row["full_ms"]), _amount(row["focus_ms"])]
         line += [_times(row["speedup"]), _range(row), _times(row["limit"]), f"{100 * row['share_of_limit']:.0f} %"]
         printed_value = printed_speedup(row["groups"], row["length"])
-        line += ["-" if printed_value is None else f"{printed_value:g}"] * paper
+        line += ["-" if printed_value is None else f"{printed_value:.1f}"] * paper
         lines.append([*line, f"{row['cosine']:.4f}"])
     return Grid(_threads(title, threads), header, lines, text=0)
 
@@ -159,8 +180,13 @@ def _training(threads: int, rows: list[dict]) -> Grid:
 def _memory(rows: list[dict]) -> Grid:
     full = {row["length"]: row["mib"] for row in rows if row["groups"] is None}
     lines = [
-        [tokens(row["length"]), str(row["groups"]), f"{full[row['length']]:,.0f}", f"{row['mib']:,.0f}"]
-        + [_times(row["mib"] / full[row["length"]])]
+        [
+            tokens(row["length"]),
+            str(row["groups"]),
+            f"{full[row['length']]:,.0f}",
+            f"{row['mib']:,.0f}",
+            _times(row["mib"] / full[row["length"]]),
+        ]
         for row in rows
         if row["groups"]
     ]
@@ -171,7 +197,7 @@ def _notes(table: str, result: dict) -> list[str]:
     settings, origin = result["settings"], result["provenance"]
     notes = [
         f"Measured on {origin['processor']} with PyTorch {origin['versions']['torch']}, {origin['dtype']}, "
-        f"{settings['heads']} heads of {settings['head_dim']}, w={settings['window']}, random inputs and groups, kernel "
+        f"H={settings['heads']}, D={settings['head_dim']}, w={settings['window']}, random inputs and groups, kernel "
         f"{origin['backend']}; full attention is the causal kernel that PyTorch chooses.",
         "Both sides are timed in turn. A speed-up is the ratio of the smallest times (processor time for one thread, "
         "else the wall clock); its range is that over rounds, a dash where there was one round.",
@@ -182,7 +208,7 @@ def _notes(table: str, result: dict) -> list[str]:
             "Limit: what counting pairs allows (Appendix D), 1 / (sum of squared group shares + 2w/n). Times are not "
             "comparable with the paper's, which are from an H100; ratios are shown beside its own.",
             "Cosine: the smallest similarity to the dense definition in float64, over heads and sampled positions.",
-            "Decoding: median time of one token's attention over keys and values held flat, against those held by group.",
+            "Decoding: median time of one token's attention, keys and values held flat against held by group.",
         ]
     return [
         *notes,

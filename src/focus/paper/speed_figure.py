@@ -83,7 +83,7 @@ def _short(length: int) -> str:
 def _footnote(result: dict, panels: int) -> str:
     settings, origin = result["settings"], result["provenance"]
     sentence = (
-        f"{origin['processor']}, {origin['dtype']}, {settings['heads']} heads of {settings['head_dim']}, "
+        f"{origin['processor']}, {origin['dtype']}, H={settings['heads']}, D={settings['head_dim']}, "
         f"w={settings['window']}. Bars: range over rounds. Limit: what counting pairs allows (Appendix D)."
     )
     return textwrap.fill(sentence, 40 + 60 * panels)
