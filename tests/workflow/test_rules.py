@@ -94,9 +94,10 @@ def test_a_scale_can_leave_speed_out(checkout):
     assert not {"bench_attention", "speed_table", "speed_figure"} & set(planned)
 
 
-def test_timing_runs_alone(checkout):
-    output = checkout.run("speed", "--dry-run", "--quiet", "host")
-    assert "threads: 2" in output.split("rule bench_attention:")[1].split("rule ")[0]
+def test_timing_takes_every_core_and_other_jobs_one(finished):
+    results = finished.folder / "results/laptop"
+    assert "with 2 threads" in (results / "speed/attention.json").read_text()
+    assert "with 1 threads" in (results / "perplexity/gpt2-mini/austen/focus/soft/seed0.json").read_text()
 
 
 def test_figures_are_made_from_result_files_alone(finished):

@@ -51,6 +51,8 @@ class Claim(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Claim:
+        if self.metric in speed.METRICS and self.kind not in ("bound", "value"):
+            raise ValueError(f"kind: expected bound or value for metric {self.metric}, got {self.kind}")
         relations = {"ordering": ("below", "above"), "bound": ("at_most", "at_least")}.get(self.kind, (None,))
         if self.relation not in relations:
             raise ValueError(f"relation: expected one of {relations} for kind {self.kind}, got {self.relation}")
@@ -60,8 +62,6 @@ class Claim(Strict):
             raise ValueError(f"reference: expected method/variant for {self.kind} of {self.metric}, got none")
         if self.reference is not None and self.metric not in ("perplexity", "accuracy"):
             raise ValueError(f"reference: expected none for metric {self.metric}, got {self.reference}")
-        if self.metric in speed.METRICS and self.kind not in ("bound", "value"):
-            raise ValueError(f"kind: expected bound or value for metric {self.metric}, got {self.kind}")
         if self.metric not in speed.METRICS and (self.shortest, self.longest) != (None, None):
             raise ValueError(f"shortest and longest belong to {' and '.join(speed.METRICS)}, got {self.metric}")
         if self.kind == "value" and (len(self.printed) != 1 or not self.models or not self.corpora):
