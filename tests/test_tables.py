@@ -58,10 +58,11 @@ def test_accuracy_shows_flips_and_positions_beyond_the_window(results):
 
 def test_the_caption_says_what_was_measured(results):
     page = made(results, experiment())["md"]
+    phase = experiment().methods["focus"].training.phases[0]
     for said in (
         "Scale `laptop`; text `austen`",
         "Context 512, window 64, stride 512; 8 windows, 800 tokens scored, from held-out book0, book1; float32 on cpu.",
-        "Focus: 48 steps of centroids at 0.003, 24,576 tokens, seed 0",
+        f"Focus: {phase.steps} steps of centroids at {phase.learning_rate}, {phase.steps * 512:,} tokens, seed 0",
         "Stand-in for GPT-2 124M: a small one.",
         "One seed, so no spread over seeds.",
     ):
