@@ -165,7 +165,7 @@ def test_claims_about_speed_must_hold_in_every_case_timed(tmp_path):
     assert {name: found[name]["verdict"] for name in expected} == expected
     assert "| T6.k8-64k" in (tmp_path / "claims.md").read_text()
     assert "K=8, 64K, 1 thread: 8.00" in (tmp_path / "claims.md").read_text()
-    assert found["T6.k8-1m"]["cases"][0]["reason"] == "this scale does not time forward/K8 at 1024K tokens"
+    assert found["T6.k8-1m"]["cases"][0]["reason"] == "this scale does not time forward/K8 at 1M tokens"
     write_speed(tmp_path, settings, faster=0.4)
     assert verdicts(tmp_path, settings)["T6.faster"]["verdict"] == "contradicted"
 

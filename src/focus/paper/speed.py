@@ -76,8 +76,11 @@ def printed_membership(model: str, groups: int, top_k: int) -> dict:
 
 
 def tokens(length: int) -> str:
-    """4096 as 4K; other lengths in full."""
-    return f"{length // 1024}K" if length % 1024 == 0 else f"{length:,}"
+    """4096 as 4K, 1048576 as 1M; other lengths in full."""
+    for unit, name in ((1024**2, "M"), (1024, "K")):
+        if length % unit == 0:
+            return f"{length // unit}{name}"
+    return f"{length:,}"
 
 
 def _page(table: str, result: dict) -> tuple[str, list[Grid], list[str]]:

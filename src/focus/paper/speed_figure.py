@@ -62,7 +62,7 @@ def _panel(axes: Axes, rows: list[dict], colours: dict) -> None:
         lengths |= set(paper)
     axes.set(xlabel="Tokens", xscale="log", yscale="log")
     axes.xaxis.set_major_locator(FixedLocator(sorted(lengths)))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(int(value))))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: speed.tokens(int(value))))
     axes.yaxis.set_major_locator(FixedLocator(TICKS))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     for axis in (axes.xaxis, axes.yaxis):
@@ -74,10 +74,6 @@ def paper_curve(groups: int) -> dict[int, float]:
     """{tokens: speed-up} of the paper's Table 6; empty for other K than its own."""
     row = printed.rows_of("table6").get(f"table6.k{groups}", {})
     return {int(column): value for column, value in row.items() if column.isdigit()}
-
-
-def _short(length: int) -> str:
-    return f"{length // 1024**2}M" if length % 1024**2 == 0 else speed.tokens(length)
 
 
 def _footnote(result: dict, panels: int) -> str:
