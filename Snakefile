@@ -14,27 +14,36 @@ include: "workflow/rules/models.smk"
 include: "workflow/rules/corpora.smk"
 include: "workflow/rules/training.smk"
 include: "workflow/rules/evaluation.smk"
+include: "workflow/rules/speed.smk"
 include: "workflow/rules/paper.smk"
 
 
 rule all:
     default_target: True
     input:
-        [exhibit_files(kind, name) for kind, name in EXHIBITS],
+        [exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED],
         "<results>/claims.md",
 
 
 rule tables:
     input:
-        [exhibit_files(kind, name) for kind, name in EXHIBITS if kind == "tables"],
+        [
+            exhibit_files(kind, name)
+            for kind, name in EXHIBITS + SPEED
+            if kind == "tables"
+        ],
 
 
 rule figures:
     input:
-        [exhibit_files(kind, name) for kind, name in EXHIBITS if kind == "figures"],
+        [
+            exhibit_files(kind, name)
+            for kind, name in EXHIBITS + SPEED
+            if kind == "figures"
+        ],
 
 
-# A target per table and figure (headline is both), and one per model with all of its rows.
+# A target per table and figure (headline is both, speed all of its own), and one per model with all of its rows.
 for target in sorted({name for _, name in EXHIBITS}):
 
     rule:
@@ -42,6 +51,21 @@ for target in sorted({name for _, name in EXHIBITS}):
             target
         input:
             [exhibit_files(kind, name) for kind, name in EXHIBITS if name == target],
+
+
+if SPEED:
+
+    rule speed:
+        input:
+            [exhibit_files(kind, name) for kind, name in SPEED],
+
+    rule table6:
+        input:
+            exhibit_files("tables", "table6"),
+
+    rule table7speed:
+        input:
+            exhibit_files("tables", "table7speed"),
 
 
 for model in experiment.models:

@@ -43,6 +43,7 @@ def write_results(
     `shifts`: log perplexity over the pretrained model's, by "method/variant" or "method/variant/seed"; `lost`: items
     of 10 that rows other than pretrained lose in each task.
     """
+    write_speed(root, settings)
     for exhibit in [*settings.tables.values(), *settings.figures.values()]:
         for model in exhibit.models or settings.models:
             for row in exhibit.rows:
@@ -90,11 +91,37 @@ def write_row(
         write_result(root / "downstream" / path, "downstream", job, {"tasks": dict.fromkeys(TASKS, scores)})
 
 
+def write_speed(root: Path, settings: Experiment, *, faster: float = 1.0) -> None:
+    """The timing of attention alone: n/8192 times full attention's speed, or `faster` times that; k of K halves it."""
+    job = settings.speed
+
+    def timed(length: int, speedup: float, **known) -> dict:
+        row = {"length": length, "threads": 1, "groups": 4, "full_ms": 2000.0, "focus_ms": 2000 / speedup}
+        row |= {"speedup": speedup, "speedup_range": [0.9 * speedup, 1.1 * speedup], "speedup_error": 0.01 * speedup}
+        return row | {"repeats": 3, "limit": 8.0, "share_of_limit": speedup / 8, "cosine": 1 - 1e-9} | known
+
+    parts = {"sort": 1.0, "groups": 2.0, "band": 3.0, "merge": 4.0}
+    cases = [(length, k) for length in job.lengths for k in job.groups]
+    forward = [timed(length, faster * length / 8192, groups=k, parts=parts) for length, k in cases]
+    kept = {1: 0.25, 2: 0.8, 3: 1.0, 4: 1.0}
+    membership = [
+        timed(length, faster / share, top_k=k, pairs_kept=share, far_pairs_kept=share, paper=4 / k, backend="full/x")
+        for length in job.membership_lengths
+        for k, share in kept.items()
+    ]
+    sizes = [{"length": 16384, "groups": k, "mib": mib} for k, mib in ((None, 100.0), (8, 150.0))]
+    metrics = {"forward": forward, "backward": [timed(4096, 2.0)], "unbalanced": [timed(16384, 2.0, bound=3.3)]}
+    metrics |= {"membership": membership, "memory": sizes, "training": [], "decode": [], "decode_model": []}
+    write_result(root / "speed/attention.json", "attention", job, metrics)
+
+
 def write_result(path: Path, kind: str, job, metrics: dict) -> None:
     """One result file."""
     provenance = {
         "code": "0" * 64,
         "device": "cpu",
+        "processor": "A Processor",
+        "versions": {"torch": "2"},
         "dtype": "float32",
         "backend": "eager",
         "seconds": 1.5,

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
+from focus.attention import focus_attention
 from focus.attention.reference import allowed_pairs
-from focus.benchmark import AttentionBenchmark, operation_limit, pairs_kept, run
+from focus.benchmark import AttentionBenchmark, cosine_to_reference, operation_limit, pairs_kept, run
 from focus.provenance import read_result
 
 
@@ -17,6 +18,18 @@ def test_pairs_kept_counts_the_mask(length):
         distance = torch.arange(length).unsqueeze(1) - torch.arange(length)
         assert kept == pytest.approx(float(mask.sum() / (distance >= 0).sum()))
         assert far == pytest.approx(float(mask[distance > 20].sum() / (distance > 20).sum()))
+
+
+@pytest.mark.parametrize("length", [5, 700])
+def test_the_cosine_sees_a_wrong_output(length):
+    torch.manual_seed(0)
+    inputs = torch.randn(3, 1, 2, length, 8).unbind()
+    groups = torch.randint(0, 4, (1, length))
+    exact = focus_attention(*inputs, groups, window=20)
+    assert cosine_to_reference(*inputs, groups, exact, 20) == pytest.approx(1.0, abs=1e-6)
+    wrong = exact.clone()
+    wrong[:, 1, -1] *= -1
+    assert cosine_to_reference(*inputs, groups, wrong, 20) == pytest.approx(-1.0, abs=1e-6)
 
 
 def test_operation_limit_is_the_appendix_formula():
@@ -51,6 +64,7 @@ def test_a_run_reports_every_table(tmp_path):
     for row in metrics["forward"]:
         assert row["speedup"] == pytest.approx(row["full_ms"] / row["focus_ms"])
         assert row["share_of_limit"] == pytest.approx(row["speedup"] / row["limit"])
+        assert row["cosine"] == pytest.approx(1.0, abs=1e-6)
         assert set(row["parts"]) == {"sort", "groups", "band", "merge"}
         assert all(value > 0 for value in row["parts"].values())
     assert metrics["unbalanced"][0]["bound"] == pytest.approx(1 / 0.3)

@@ -4,7 +4,7 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
-from paper_results import REPOSITORY, experiment, write_results
+from paper_results import REPOSITORY, experiment, write_results, write_speed
 
 from focus.errors import UserError
 from focus.paper import claims
@@ -34,6 +34,7 @@ VALUE = ORDERING | {
     "corpora": ["pg19"],
     "tolerance": 5.0,
 }
+TIMED = BOUND | {"metric": "speedup", "subject": "forward/all"}
 
 
 def verdicts(root, settings, **options) -> dict[str, dict]:
@@ -147,6 +148,38 @@ def test_a_value_is_judged_where_it_was_printed(tmp_path):
     assert verdicts(tmp_path, settings)["T1.parameters"]["verdict"] == "contradicted"
 
 
+def test_claims_about_speed_must_hold_in_every_case_timed(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings)
+    found = verdicts(tmp_path, settings)
+    expected = {
+        "T6.faster": "reproduced",
+        "T6.slower": "reproduced",
+        "T6.exact": "reproduced",
+        "T6.k8-64k": "not comparable",
+        "T6.k8-1m": "not run",
+        "T7.k1-measured": "within tolerance",
+        "T7.k2-measured": "contradicted",
+        "T7.k4-measured": "within tolerance",
+    }
+    assert {name: found[name]["verdict"] for name in expected} == expected
+    assert "| T6.k8-64k" in (tmp_path / "claims.md").read_text()
+    assert "K=8, 64K, 1 thread: 8.00" in (tmp_path / "claims.md").read_text()
+    assert found["T6.k8-1m"]["cases"][0]["reason"] == "this scale does not time forward/K8 at 1M tokens"
+    write_speed(tmp_path, settings, faster=0.4)
+    assert verdicts(tmp_path, settings)["T6.faster"]["verdict"] == "contradicted"
+
+
+def test_without_a_timing_claims_about_speed_are_not_run(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings)
+    (tmp_path / "speed/attention.json").unlink()
+    with pytest.raises(UserError, match=r"speed/attention.json: expected a result file, found none"):
+        verdicts(tmp_path, settings)
+    for found in (verdicts(tmp_path, settings, partial=True), verdicts(tmp_path, experiment(speed=None))):
+        assert found["T6.faster"]["verdict"] == "not run"
+
+
 def test_the_page_shows_statement_number_and_rule(tmp_path):
     settings = experiment()
     write_results(tmp_path, settings, {"focus/soft": -0.1})
@@ -166,6 +199,8 @@ def test_the_page_shows_statement_number_and_rule(tmp_path):
     [
         ({"verdict": "reproduced"}, r"claims.x.verdict: Extra inputs"),
         ({"kind": "guess"}, r"claims.x.kind: Input should be"),
+        ({"metric": "speedup"}, r"claims.x: kind: expected bound or value for metric speedup, got ordering"),
+        ({"shortest": 1024}, r"claims.x: shortest and longest belong to speedup and cosine, got perplexity"),
         ({"relation": "at_most"}, r"claims.x: relation: expected one of"),
         ({"reference": None}, r"claims.x: reference: expected method/variant"),
         ({"limit": 1.0}, r"claims.x: limit belongs to kind bound"),

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from focus import cli, jobs, scales
+from focus.config import AttentionBenchmark
 from focus.errors import UserError
 
 BASE = Path(__file__).parents[1] / "config" / "config.yaml"
@@ -110,6 +111,18 @@ def test_downstream_hands_on_its_job_and_names_benchmarks_by_task(call, fake):
         "weights": None,
         "output": Path("o.json"),
     }
+
+
+def test_timing_takes_settings_and_prints_the_ratios(call, fake):
+    seen = []
+    fake("focus.benchmark", run=lambda job, path: seen.append(job))
+    fake("focus.paper.speed", text=lambda table, path: f"{table} of {path.name}")
+    code, out, _ = call("bench", "attention", "--length", 64, "--length", 128, "--groups", 2, "--seconds", 0.5)
+    assert (code, out) == (0, "table6 of attention.json\n")
+    assert seen[0] == AttentionBenchmark(lengths=[64, 128], groups=[2], seconds=0.5, memory_lengths=[128])
+    job = scales.load([BASE]).speed
+    assert call("bench", "attention", "--job", job.model_dump_json(), "--output", "o.json")[:2] == (0, "")
+    assert seen[1] == job
 
 
 def test_tables_get_their_exhibit(call, fake):

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -29,43 +28,20 @@ from focus.attention import (
 from focus.attention.decomposed import decomposed_attention
 from focus.attention.flash import Pieces, choose_pieces
 from focus.attention.plan import make_plan
-from focus.attention.reference import causal_pairs, near_pairs, same_group
-from focus.benchmark_model import ModelShape, decode_model
-from focus.config import Count, NonNegative, Positive, Strict
+from focus.attention.reference import causal_pairs, focus_attention_reference, near_pairs, same_group
+from focus.benchmark_model import decode_model
+from focus.config import AttentionBenchmark
 from focus.progress import Progress
 from focus.provenance import write_result
 
 COUNT_ROWS = 256
-
-
-class AttentionBenchmark(Strict):
-    """The settings of one run; lengths are in tokens."""
-
-    lengths: list[Count] = Field(description="sequence lengths of the forward table (T6)")
-    backward_lengths: list[Count] = Field([], description="lengths of the forward and backward table")
-    memory_lengths: list[Count] = Field([], description="lengths whose peak memory is measured, in fresh processes")
-    groups: list[Count] = Field([4, 8], description="K")
-    window: NonNegative = Field(128, description="w")
-    heads: Count = Field(4, description="H")
-    head_dim: Count = Field(64, description="D")
-    one_group_up_to: NonNegative = Field(16384, description="longest length at which one group alone is timed too")
-    shares: list[Positive] = Field([0.4, 0.3, 0.2, 0.1], description="group sizes of the unbalanced rows")
-    unbalanced_lengths: list[Count] = Field([], description="lengths of those rows")
-    membership_groups: Count = Field(4, description="K of the rows with several groups a token (T7)")
-    membership_lengths: list[Count] = Field([], description="lengths of those rows; k runs from 1 to K")
-    training_lengths: list[Count] = Field([], description="lengths at which steps of centroid training are timed")
-    decode_lengths: list[Count] = Field([], description="tokens already held when single tokens are timed")
-    decode_steps: Count = Field(64, description="tokens timed at each of those lengths")
-    model: ModelShape = Field(ModelShape(), description="the model whose whole decoding is timed")
-    model_lengths: list[Count] = Field([], description="tokens already held when a token of the whole model is timed")
-    model_steps: Count = Field(24, description="tokens timed at each of those lengths")
-    threads: list[Count] = Field([1], description="thread counts")
-    seconds: Positive = Field(5.0, description="time for each row; every row runs at least once")
-    seed: NonNegative = Field(0, description="of inputs and groups")
+WARM_UP = 1024
+HIGH_WATER_MARK = Path("/proc/self/clear_refs")
+CHECKED_BLOCKS, CHECKED_ROWS = 4, 16
 
 
 def run(job: AttentionBenchmark, output: Path) -> None:
-    """Measure everything `job` names and write one result."""
+    """Measure everything `job` names and write one result; peak memory only where the system is Linux."""
     started = time.time()
     before = torch.get_num_threads()
     metrics: dict = {
@@ -78,7 +54,9 @@ def run(job: AttentionBenchmark, output: Path) -> None:
         "decode_model": [],
         "memory": [],
     }
-    cells = len(job.threads) * (
+    memory_lengths = job.memory_lengths if HIGH_WATER_MARK.exists() else []
+    counts = list(dict.fromkeys(threads or before for threads in job.threads))
+    cells = len(counts) * (
         len(job.lengths)
         + len(job.backward_lengths)
         + len(job.unbalanced_lengths)
@@ -86,11 +64,12 @@ def run(job: AttentionBenchmark, output: Path) -> None:
         + len(job.training_lengths)
         + len(job.decode_lengths)
         + len(job.model_lengths)
-    ) + 2 * len(job.memory_lengths)
+    ) + 2 * len(memory_lengths)
     progress = Progress("attention", cells)
     try:
-        for threads in job.threads:
+        for threads in counts:
             torch.set_num_threads(threads)
+            _speed(job.model_copy(update={"seconds": 0.01}), WARM_UP, threads, backward=True)
             for length in job.lengths:
                 metrics["forward"] += _speed(job, length, threads)
                 progress.step()
@@ -112,7 +91,7 @@ def run(job: AttentionBenchmark, output: Path) -> None:
             for length in job.model_lengths:
                 metrics["decode_model"] += [_decode_model(job, length, groups, threads) for groups in job.groups]
                 progress.step()
-        for length in job.memory_lengths:
+        for length in memory_lengths:
             for groups in (None, job.groups[-1]):
                 metrics["memory"].append({"length": length, "groups": groups, "mib": _peak_memory(job, length, groups)})
                 progress.step()
@@ -155,14 +134,42 @@ def pairs_kept(groups: Tensor, window: int) -> tuple[float, float]:
     return kept / (length * (length + 1) / 2), far_kept / far if far else 1.0
 
 
+@torch.no_grad()
+def cosine_to_reference(
+    query: Tensor, key: Tensor, value: Tensor, groups: Tensor, output: Tensor, window: int
+) -> float:
+    """The smallest cosine similarity of `output` to the dense definition in float64, over heads and sampled queries.
+
+    The queries are blocks spread evenly over the sequence, the last one included, so that long ones can be checked too.
+    """
+    length, smallest = query.shape[2], 1.0
+    stops = torch.linspace(min(CHECKED_ROWS, length), length, CHECKED_BLOCKS).long().tolist()
+    for stop in stops:
+        rows = slice(max(stop - CHECKED_ROWS, 0), stop)
+        exact = focus_attention_reference(
+            query[:, :, rows].double(),
+            key[:, :, :stop].double(),
+            value[:, :, :stop].double(),
+            groups[:, :stop],
+            window=window,
+        )
+        similar = torch.nn.functional.cosine_similarity(output[:, :, rows].double(), exact, dim=-1)
+        smallest = min(smallest, float(similar.min()))
+    return smallest
+
+
 def _speed(job: AttentionBenchmark, length: int, threads: int, backward: bool = False) -> list[dict]:
     """Full attention and every K in turn; one row each K."""
     inputs = _inputs(job, length, backward)
     assigned = {k: _groups(job, length, [1 / k] * k) for k in job.groups}
-    runs = [lambda: _full(*inputs)]
-    runs += [
-        lambda g=g: focus_attention(*inputs, g, window=job.window, backend="decomposed") for g in assigned.values()
-    ]
+    outputs: dict[int, Tensor] = {}
+
+    def ours_with(k: int) -> Tensor:
+        output = focus_attention(*inputs, assigned[k], window=job.window, backend="decomposed")
+        outputs[k] = output.detach()
+        return output
+
+    runs = [lambda: _full(*inputs), *(lambda k=k: ours_with(k) for k in assigned)]
     if length <= job.one_group_up_to:
         runs.append(lambda: focus_attention(*inputs, torch.zeros(1, length).long(), window=0, backend="decomposed"))
     if backward:
@@ -175,6 +182,7 @@ def _speed(job: AttentionBenchmark, length: int, threads: int, backward: bool = 
         shares = [float((groups == g).float().mean()) for g in range(k)]
         row = _ratio(full, times, operation_limit(shares, job.window, length))
         row |= {"length": length, "groups": k, "threads": threads, "one_group": one_group}
+        row["cosine"] = cosine_to_reference(*inputs, groups, outputs[k], job.window)
         rows.append(row if backward else row | {"parts": _parts(job, inputs, groups, threads)})
     return rows
 
@@ -193,15 +201,19 @@ def _membership(job: AttentionBenchmark, length: int, threads: int) -> list[dict
     generator = torch.Generator().manual_seed(job.seed)
     order = torch.rand(1, length, job.membership_groups, generator=generator).argsort(dim=-1)
     members = {k: order < k for k in range(1, job.membership_groups + 1)}
-    runs = [lambda: _full(*inputs)] + [
-        lambda m=m: focus_attention(*inputs, m, window=job.window) for m in members.values()
-    ]
+    outputs: dict[int, Tensor] = {}
+
+    def ours_with(k: int) -> None:
+        outputs[k] = focus_attention(*inputs, members[k], window=job.window)
+
+    runs = [lambda: _full(*inputs), *(lambda k=k: ours_with(k) for k in members)]
     full, *ours = _times(runs, threads, job.seconds)
     for (k, groups), times in zip(members.items(), ours, strict=True):
         kept, far = pairs_kept(groups, job.window)
         row = _ratio(full, times, 1 / kept)
         row |= {"length": length, "groups": job.membership_groups, "top_k": k, "threads": threads}
         row |= {"pairs_kept": kept, "far_pairs_kept": far, "paper": job.membership_groups / k}
+        row["cosine"] = cosine_to_reference(*inputs, groups, outputs[k], job.window)
         rows.append(row | {"backend": choose_backend(inputs[0], inputs[2], groups)})
     return rows
 
@@ -277,6 +289,7 @@ def _ratio(full: list[float], ours: list[float], limit: float) -> dict:
         "speedup": speedup,
         "speedup_median": statistics.median(rounds),
         "speedup_range": [rounds[0], rounds[-1]],
+        "speedup_error": statistics.stdev(rounds) / len(rounds) ** 0.5 if len(rounds) > 1 else None,
         "repeats": len(full),
         "limit": limit,
         "share_of_limit": speedup / limit,
@@ -379,7 +392,7 @@ def _measure_memory(job: AttentionBenchmark, length: int, groups: int | None) ->
                 focus_attention(*inputs, assigned, window=job.window, backend="decomposed")
 
     attend(1024)
-    Path("/proc/self/clear_refs").write_text("5")
+    HIGH_WATER_MARK.write_text("5")
     base = _memory("VmRSS")
     attend(length)
     return (_memory("VmHWM") - base) / 1024

@@ -6,23 +6,12 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from pydantic import Field
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from focus.adapter import compose, switch
-from focus.config import Count, FocusConfig, Strict
+from focus.config import FocusConfig, ModelShape
 from focus.memory import memory_of
-
-
-class ModelShape(Strict):
-    """A Llama with random weights; the defaults have the heads of the attention benchmark."""
-
-    layers: Count = Field(4, description="layers")
-    heads: Count = Field(4, description="query heads; the width is heads * head_dim")
-    key_heads: Count = Field(4, description="key and value heads")
-    head_dim: Count = Field(64, description="D")
-    vocabulary: Count = Field(4096, description="tokens known")
 
 
 class _TimedCache(DynamicCache):

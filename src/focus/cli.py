@@ -21,6 +21,8 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_
 fetch = typer.Typer(no_args_is_help=True)
 config = typer.Typer(no_args_is_help=True)
 app.add_typer(fetch, name="fetch", help="Fetch a registry entry into the cache and write its manifest.")
+bench = typer.Typer(no_args_is_help=True)
+app.add_typer(bench, name="bench", help="Time attention; write the tables and the figure of such a result.")
 app.add_typer(config, name="config", help="Check config files, print their schema.")
 
 Job = Annotated[str, typer.Option(help="the job's settings as JSON (focus.jobs)")]
@@ -33,6 +35,7 @@ Trained = Annotated[Path | None, typer.Option(help="the folder of the method's t
 Log = Annotated[Path, typer.Option(help="the JSONL log, one line a step")]
 Checkpoints = Annotated[Path, typer.Option(help="the folder a killed run resumes from")]
 Output = Annotated[Path, typer.Option(help="the file to write")]
+Timed = Annotated[Path, typer.Option(help="the result of focus bench attention")]
 Prefix = Annotated[Path, typer.Option(help="the files to write, without their suffixes")]
 
 
@@ -176,6 +179,54 @@ def reference(results: Path, folder: Path) -> None:
     from focus.paper.reference import keep
 
     print(f"{folder}: {len(keep(results, folder))} files kept")
+
+
+@bench.command("attention")
+def bench_attention(
+    length: Annotated[list[int], typer.Option(min=1, help="tokens; give it again for more lengths")] = (),
+    groups: Annotated[list[int], typer.Option(min=1, help="K; give it again for more")] = (),
+    window: Annotated[int | None, typer.Option(min=0, help="w")] = None,
+    threads: Annotated[list[int], typer.Option(min=0, help="0 means all; give it again for more")] = (),
+    seconds: Annotated[float | None, typer.Option(min=0.01, help="time for each case")] = None,
+    job: Annotated[str, typer.Option(help="settings as JSON (focus.config.AttentionBenchmark)")] = "",
+    output: Annotated[Path | None, typer.Option(help="keep the result in this file")] = None,
+) -> None:
+    """Time Focus attention against full attention on this machine; without a job, print the ratios.
+
+    Without options: 1K, 4K and 16K tokens, K=4 and 8, one thread, a minute. Options win over the job's settings.
+    """
+    import tempfile
+
+    from focus import benchmark
+    from focus.config import AttentionBenchmark
+    from focus.paper import speed
+
+    given = {"lengths": length, "groups": groups, "window": window, "threads": threads, "seconds": seconds}
+    settings = json.loads(job or "{}") | {key: value for key, value in given.items() if value not in (None, [], ())}
+    run = AttentionBenchmark.model_validate_json(json.dumps(settings))
+    if not job:
+        run = run.model_copy(update={"memory_lengths": [max(run.lengths)]})
+    with tempfile.TemporaryDirectory() as folder:
+        path = output or Path(folder) / "attention.json"
+        benchmark.run(run, path)
+        if not job:
+            print(speed.text("table6", path))
+
+
+@bench.command("table")
+def bench_table(name: str, result: Timed, output: Prefix) -> None:
+    """Write table6 or table7speed as CSV, Markdown, HTML and LaTeX."""
+    from focus.paper import speed
+
+    speed.write(name, result, output)
+
+
+@bench.command("figure")
+def bench_figure(result: Timed, output: Prefix) -> None:
+    """Write the speed-up over context as PDF and PNG."""
+    from focus.paper import speed_figure
+
+    speed_figure.write(result, output)
 
 
 @config.command()

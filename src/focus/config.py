@@ -197,6 +197,42 @@ class Exhibit(Strict):
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
 
 
+class ModelShape(Strict):
+    """A Llama with random weights; the defaults have the heads of the attention benchmark."""
+
+    layers: Count = Field(4, description="layers")
+    heads: Count = Field(4, description="query heads; the width is heads * head_dim")
+    key_heads: Count = Field(4, description="key and value heads")
+    head_dim: Count = Field(64, description="D")
+    vocabulary: Count = Field(4096, description="tokens known")
+
+
+class AttentionBenchmark(Strict):
+    """What attention alone costs: random inputs of one batch entry in float32; lengths are in tokens."""
+
+    lengths: list[Count] = Field([1024, 4096, 16384], min_length=1, description="of the forward pass (Table 6)")
+    backward_lengths: list[Count] = Field([], description="of the forward and backward pass")
+    unbalanced_lengths: list[Count] = Field([], description="of the forward pass with groups of unequal `shares`")
+    membership_lengths: list[Count] = Field([], description="of the forward pass with k of K groups a token (Table 7)")
+    training_lengths: list[Count] = Field([], description="of a step that trains centroids")
+    decode_lengths: list[Count] = Field([], description="held by the cache when single tokens are timed")
+    model_lengths: list[Count] = Field([], description="held by the cache when single tokens of a model are timed")
+    memory_lengths: list[Count] = Field([], description="whose peak memory is measured, each in a fresh process")
+    groups: list[Count] = Field([4, 8], min_length=1, description="K")
+    membership_groups: Count = Field(4, description="K of the rows with k of K groups; k runs from 1 to K")
+    shares: list[Positive] = Field([0.4, 0.3, 0.2, 0.1], description="of the tokens, for unequal groups")
+    window: NonNegative = Field(128, description="w")
+    heads: Count = Field(4, description="H")
+    head_dim: Count = Field(64, description="D")
+    threads: list[NonNegative] = Field([1], min_length=1, description="thread counts; 0 means every core of the run")
+    seconds: Positive = Field(5.0, description="time for each case; every case runs at least once")
+    decode_steps: Count = Field(64, description="single tokens timed at each length")
+    model: ModelShape = Field(ModelShape(), description="the model whose decoding is timed")
+    model_steps: Count = Field(24, description="single tokens of the model timed at each length")
+    one_group_up_to: NonNegative = Field(16384, description="longest length at which our tiling alone is timed too")
+    seed: NonNegative = Field(0, description="of inputs and groups")
+
+
 class Experiment(Strict):
     """One scale: a whole config file."""
 
@@ -211,6 +247,7 @@ class Experiment(Strict):
     model_settings: dict[Name, ModelSettings] = Field(description="per model")
     methods: dict[Name, Method] = Field(description="per method")
     evaluation: Evaluation
+    speed: AttentionBenchmark | None = Field(description="what is timed; null leaves speed out")
     tables: dict[Name, Exhibit] = Field(description="per table")
     figures: dict[Name, Exhibit] = Field(description="per figure")
 

@@ -40,7 +40,9 @@ def test_a_touched_source_file_reruns_nothing(finished):
     ("module", "rules"),
     [
         ("paper/tables.py", {"table"}),
-        ("paper/figures.py", {"figure"}),
+        ("paper/figures.py", {"figure", "speed_figure"}),
+        ("paper/speed.py", {"speed_table", "speed_figure", "claims"}),
+        ("benchmark.py", {"bench_attention", "speed_table", "speed_figure", "claims"}),
         ("paper/claims.py", {"claims"}),
         ("cli.py", set()),
     ],
@@ -81,10 +83,27 @@ def test_a_slice_covers_one_model(checkout):
     assert "pretrain" not in checkout.planned("model_smollm2_135m_instruct")
 
 
+def test_a_changed_speed_setting_times_again_and_leaves_rows_and_tables_alone(finished):
+    planned = set(finished.planned("--config", "speed={seconds: 1.0}"))
+    assert planned - {"all"} == {"bench_attention", "speed_table", "speed_figure", "claims"}
+
+
+def test_a_scale_can_leave_speed_out(checkout):
+    planned = checkout.planned("--config", "speed=null")
+    assert planned["claims"] == 1
+    assert not {"bench_attention", "speed_table", "speed_figure"} & set(planned)
+
+
+def test_timing_takes_every_core_and_other_jobs_one(finished):
+    results = finished.folder / "results/laptop"
+    assert "with 2 threads" in (results / "speed/attention.json").read_text()
+    assert "with 1 threads" in (results / "perplexity/gpt2-mini/austen/focus/soft/seed0.json").read_text()
+
+
 def test_figures_are_made_from_result_files_alone(finished):
     for figure in (finished.folder / "results/laptop/figures").iterdir():
         figure.unlink()
-    assert set(finished.planned("figures")) - {"figures"} == {"figure"}
+    assert set(finished.planned("figures")) - {"figures"} == {"figure", "speed_figure"}
     finished.run("figures")
 
 

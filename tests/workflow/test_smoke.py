@@ -61,10 +61,10 @@ def test_a_run_killed_twice_carries_on_and_ends_with_the_same_weights(smoke):
 
 def test_every_exhibit_is_there(smoke):
     results = smoke.folder / "results/smoke"
-    for name in ("headline", "table1", "table2"):
+    for name in ("headline", "table1", "table2", "table6", "table7speed"):
         for suffix in ("csv", "md", "tex"):
             assert (results / f"tables/{name}.{suffix}").stat().st_size
-    for name in ("headline", "quality"):
+    for name in ("headline", "quality", "speed"):
         assert (results / f"figures/{name}.pdf").read_bytes().startswith(b"%PDF")
         assert (results / f"figures/{name}.png").read_bytes().startswith(b"\x89PNG")
     assert json.loads((results / "claims.json").read_text())
@@ -96,7 +96,7 @@ def test_nothing_is_left_to_do(smoke):
 def test_the_report_shows_exhibits_with_captions(smoke):
     smoke.run(*SMOKE, "--config", LONGER, "--report", "report.html")
     report = (smoke.folder / "report.html").read_text()
-    for name in ("Tables", "Figures", "Claims", "quality.png", "table1.html", "claims.html"):
+    for name in ("Tables", "Figures", "Claims", "quality.png", "table1.html", "claims.html", "table6.html"):
         assert name in report
 
 

@@ -58,7 +58,7 @@ if workflow.is_main_process:
     RUN_LOCK = hold_run_lock()
 
 
-# Every job takes one thread: the order of additions, and so every digit of a result, then does not depend on --cores.
+# Every job but the timing of attention takes one thread: the order of additions, and so every digit of a result, then does not depend on --cores.
 # Rows run side by side instead.
 pathvars:
     results=f"results/{experiment.scale}",
@@ -89,8 +89,8 @@ wildcard_constraints:
     corpus=r"[^/]+",
     task=r"[^/]+",
     variant=r"[^/]+",
-    table=r"[^/]+",
-    figure=r"[^/]+",
+    table=alternatives(experiment.tables),
+    figure=alternatives(experiment.figures),
     seed=r"\d+",
 
 
@@ -118,6 +118,7 @@ def exhibit_slice(kind, name):
             "methods": {
                 row.method: experiment.methods[row.method] for row in exhibit.rows
             },
+            "speed": None,
             "tables": {},
             "figures": {},
             kind: {name: exhibit.model_copy(update={"models": models})},

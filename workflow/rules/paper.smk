@@ -72,6 +72,7 @@ rule claims:
         results=sorted(
             {path for kind, name in EXHIBITS for path in exhibit_results(kind, name)}
         ),
+        speed=[SPEED_RESULT] if experiment.speed else [],
     output:
         json="<results>/claims.json",
         md="<results>/claims.md",
@@ -98,7 +99,7 @@ rule claims:
 # What the repository keeps of a run: all that is small. Run by hand, since it replaces what is committed.
 rule reference:
     input:
-        [exhibit_files(kind, name) for kind, name in EXHIBITS],
+        [exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED],
         rules.claims.output,
     output:
         touch("<results>/reference.done"),

@@ -10,18 +10,20 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from focus.config import Experiment, Name, Strict
 from focus.errors import UserError
-from focus.paper import layout, printed, rows, statistics
+from focus.paper import layout, printed, rows, speed, statistics
 from focus.paper.rows import TASKS, Entry, Run
+from focus.paper.statistics import Measured
 from focus.provenance import write_atomically
 
 EXACT = 1e-4
+HERE = "this machine"
 UNITS = {"perplexity": "", "pairs_kept": " %", "far_pairs_kept": " %"}
 
 
@@ -34,10 +36,12 @@ class Claim(Strict):
     origin: Literal["paper", "ours"] = "paper"
     printed: list[str] = Field(default_factory=list)
     kind: Literal["value", "ordering", "identity", "bound"]
-    metric: Literal["perplexity", "accuracy", "pairs_kept", "far_pairs_kept", "trained_parameters"]
+    metric: Literal["perplexity", "accuracy", "pairs_kept", "far_pairs_kept", "trained_parameters", "speedup", "cosine"]
     subject: str = Field(pattern=r"^[^/]+/[^/]+$")
     relation: Literal["below", "above", "at_most", "at_least"] | None = None
     limit: float | None = None
+    shortest: int | None = None
+    longest: int | None = None
     reference: str | None = Field(None, pattern=r"^[^/]+/[^/]+$")
     tolerance: float = Field(ge=0)
     reason: str
@@ -47,6 +51,8 @@ class Claim(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Claim:
+        if self.metric in speed.METRICS and self.kind not in ("bound", "value"):
+            raise ValueError(f"kind: expected bound or value for metric {self.metric}, got {self.kind}")
         relations = {"ordering": ("below", "above"), "bound": ("at_most", "at_least")}.get(self.kind, (None,))
         if self.relation not in relations:
             raise ValueError(f"relation: expected one of {relations} for kind {self.kind}, got {self.relation}")
@@ -56,19 +62,13 @@ class Claim(Strict):
             raise ValueError(f"reference: expected method/variant for {self.kind} of {self.metric}, got none")
         if self.reference is not None and self.metric not in ("perplexity", "accuracy"):
             raise ValueError(f"reference: expected none for metric {self.metric}, got {self.reference}")
+        if self.metric not in speed.METRICS and (self.shortest, self.longest) != (None, None):
+            raise ValueError(f"shortest and longest belong to {' and '.join(speed.METRICS)}, got {self.metric}")
         if self.kind == "value" and (len(self.printed) != 1 or not self.models or not self.corpora):
             raise ValueError("kind value: expected one printed number, models and corpora")
         for number in self.printed:
             printed.number(number)
         return self
-
-
-class Measured(NamedTuple):
-    """A metric, or its change against the reference, with its standard error (0 when there is none)."""
-
-    name: str
-    value: float
-    error: float
 
 
 def load(path: Path) -> list[Claim]:
@@ -106,7 +106,8 @@ def write(
     Raises UserError when a result that the scale names is missing, unless `partial`.
     """
     entries = _gather(experiment, results_root, partial)
-    decided = [decide(claim, entries) for claim in load(claims_file)]
+    timed = _timed(experiment, Path(results_root), partial)
+    decided = [decide(claim, entries, timed) for claim in load(claims_file)]
     content = json.dumps({"scale": experiment.scale, "claims": decided}, indent=2, ensure_ascii=False)
     title, page = f"Claims at scale {experiment.scale}", _page(decided, entries, results_root)
     write_atomically(Path(output_json), content + "\n")
@@ -114,13 +115,13 @@ def write(
     write_atomically(Path(output_markdown).with_suffix(".html"), layout.page(title, *page))
 
 
-def decide(claim: Claim, entries: dict[tuple, Entry]) -> dict:
+def decide(claim: Claim, entries: dict[tuple, Entry], timed: dict | None = None) -> dict:
     """The claim with its verdict, and the case behind it for each model and corpus.
 
-    `entries` holds the rows by (model, corpus, "method/variant").
+    `entries` holds the rows by (model, corpus, "method/variant"), `timed` the result of timing attention alone.
     """
-    cases = []
-    for model, corpus in dict.fromkeys(key[:2] for key in entries):
+    cases = [_timed_case(claim, timed)] if claim.metric in speed.METRICS else []
+    for model, corpus in dict.fromkeys(key[:2] for key in entries) if not cases else ():
         subject = entries.get((model, corpus, claim.subject))
         reference = entries.get((model, corpus, claim.reference)) if claim.reference else None
         needed = {claim.subject: subject} | ({claim.reference: reference} if claim.reference else {})
@@ -242,6 +243,30 @@ def _case(claim: Claim, model: str, corpus: str, subject: Entry, reference: Entr
     return {"verdict": verdict, "seeds": seeds, "results": paths}
 
 
+def _timed(experiment: Experiment, root: Path, partial: bool) -> dict | None:
+    """The timing of attention alone, or None where the scale has none (or, if `partial`, where it is missing)."""
+    path = root / speed.RESULT
+    return speed.load(path) if experiment.speed and (path.exists() or not partial) else None
+
+
+def _timed_case(claim: Claim, timed: dict | None) -> dict:
+    """The verdict on one machine; a claim must hold at every length, group count and thread count that it is about."""
+    case = {"model": HERE, "corpus": "random", "verdict": "not run", "reason": "", "seeds": {}, "results": []}
+    if timed is None:
+        return case | {"reason": "this scale times nothing"}
+    processor = timed["provenance"]["processor"]
+    comparable = claim.kind != "value" or any(name in processor.lower() for name in claim.models)
+    measured = []
+    for each in speed.measured(timed, claim.metric, claim.subject, claim.shortest, claim.longest):
+        verdict = judge(claim, each.value, each.error) if comparable else "not comparable"
+        measured.append(each._asdict() | {"verdict": verdict})
+    if not measured:
+        return case | {"reason": f"this scale does not time {claim.subject}{_lengths(claim.shortest, claim.longest)}"}
+    verdict = _worst([each["verdict"] for each in measured])
+    seeds = {str(timed["settings"]["seed"]): {"verdict": verdict, "measured": measured}}
+    return case | {"verdict": verdict, "seeds": seeds, "results": [speed.RESULT]}
+
+
 def _worst(verdicts: list[str]) -> str:
     """The verdict on a claim about several tasks, on all of which it must hold."""
     return min(verdicts, key=("contradicted", "undecided", "within tolerance", "reproduced", "not comparable").index)
@@ -260,15 +285,21 @@ def _rounding(number: float) -> float:
 def _page(decided: list[dict], entries: dict[tuple, Entry], root: Path) -> tuple[list[layout.Grid], list[str]]:
     models = list(dict.fromkeys(model for model, _, _ in entries))
     grids = []
-    for origin, title in (("paper", "What the paper claims"), ("ours", "Controls that the paper lacks")):
-        mine = [_named(claim) for claim in decided if claim["origin"] == origin]
+    quality = [claim for claim in decided if claim["metric"] not in speed.METRICS]
+    sections = {
+        "What the paper claims": (models, [claim for claim in quality if claim["origin"] == "paper"]),
+        "What the paper claims about speed": ([HERE], [claim for claim in decided if claim not in quality]),
+        "Controls that the paper lacks": (models, [claim for claim in quality if claim["origin"] == "ours"]),
+    }
+    for title, (shown, found) in sections.items():
+        mine = [_named(claim) for claim in found]
         lines = [
             [
                 claim["id"],
                 claim["statement"],
                 _printed(claim),
                 claim["verdict"],
-                *(_cell(claim, model) for model in models),
+                *(_cell(claim, model) for model in shown),
             ]
             for claim in mine
         ]
@@ -277,7 +308,7 @@ def _page(decided: list[dict], entries: dict[tuple, Entry], root: Path) -> tuple
             summary = (
                 f"{len(mine)}: " + ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common()) + "."
             )
-            names = [rows.display_name(root, model) for model in models]
+            names = [rows.display_name(root, model) for model in shown]
             header = ["Claim", "Statement", "Printed", "Verdict", *names]
             grids.append(layout.Grid(title, header, lines, [summary], text=len(header)))
     notes = [f"{model}: {note}" for model in models if (note := rows.manifest(root, "models", model).get("note"))]
@@ -285,6 +316,8 @@ def _page(decided: list[dict], entries: dict[tuple, Entry], root: Path) -> tuple
         "Verdicts are computed from result files at this scale. A verdict about a stand-in is about the stand-in.",
         "Not comparable: a printed value whose model or text is not run here; ours is shown, not judged.",
         "Undecided: the difference lies within its error. Several numbers in a cell: one a seed.",
+        "A claim about speed must hold in every case timed; the one that decides is shown. Ratios on this machine "
+        "decide orderings and bounds; the paper's own values are from an H100.",
         "Changes of perplexity are percent, changes of accuracy points, of several tasks the one that decides; each "
         "with its standard error.",
     ]
@@ -324,6 +357,8 @@ def _measured(claim: dict, measured: list[dict]) -> str:
     if claim["metric"] == "accuracy":
         sample = f"n={deciding['items']}, {100 * deciding['beyond_window']:.0f} % of positions beyond the window"
         return f"{TASKS[deciding['name']]} {value:+.1f} ± {error:.1f} points ({sample})"
+    if claim["metric"] in speed.METRICS:
+        return f"{deciding['name']}: {value:.{4 if claim['metric'] == 'cosine' else 2}f}"
     if claim["reference"]:
         return f"{value:+.2f} ± {error:.2f} %"
     return f"{value:,.0f}" if claim["metric"] == "trained_parameters" else f"{value:,.1f}{UNITS[claim['metric']]}"
@@ -339,4 +374,11 @@ def _rule(claim: dict) -> str:
         "bound": f"{metric} of {subject}{change} {limit} {claim['limit']}, tolerance {tolerance}",
         "value": f"{metric} of {subject} within {tolerance} % of the printed value on {', '.join(claim['models'])}",
     }[claim["kind"]]
-    return f"{claim['kind']}; {rule} ({claim['reason']})."
+    return f"{claim['kind']}; {rule}{_lengths(claim['shortest'], claim['longest'])} ({claim['reason']})."
+
+
+def _lengths(shortest: int | None, longest: int | None) -> str:
+    if shortest and shortest == longest:
+        return f" at {speed.tokens(shortest)} tokens"
+    lower = f" from {speed.tokens(shortest)} tokens on" if shortest else ""
+    return lower + (f" up to {speed.tokens(longest)} tokens" if longest else "")

@@ -13,6 +13,7 @@ matplotlib.use("agg")
 import matplotlib.pyplot as plt
 import seaborn
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
@@ -68,11 +69,16 @@ def write(
         canvas.suptitle(exhibit.title, fontsize=10)
         canvas.supxlabel(_footnote(entries, exhibit, experiment), fontsize=7, color="0.3")
         canvas.legend(handles=_legend(styles), loc="outside right center", frameon=False, fontsize=8)
-        for suffix, metadata in (("pdf", {"CreationDate": None, "Producer": None}), ("png", {"Software": None})):
-            buffer = io.BytesIO()
-            canvas.savefig(buffer, format=suffix, dpi=200, metadata=metadata)
-            write_atomically(Path(f"{output_prefix}.{suffix}"), buffer.getvalue())
-        plt.close(canvas)
+        save(canvas, output_prefix)
+
+
+def save(canvas: Figure, output_prefix: Path) -> None:
+    """Write and close the figure: `output_prefix`.pdf and .png without the time or the name of the software."""
+    for suffix, metadata in (("pdf", {"CreationDate": None, "Producer": None}), ("png", {"Software": None})):
+        buffer = io.BytesIO()
+        canvas.savefig(buffer, format=suffix, dpi=200, metadata=metadata)
+        write_atomically(Path(f"{output_prefix}.{suffix}"), buffer.getvalue())
+    plt.close(canvas)
 
 
 def points(entries: list[Entry], model: str) -> list[tuple[Entry, float, float, float]]:

@@ -9,8 +9,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from statistics import fmean, stdev, variance
+from typing import NamedTuple
 
 from focus.errors import UserError
+
+
+class Measured(NamedTuple):
+    """A metric, or its change against a reference, with its standard error (0 when there is none)."""
+
+    name: str
+    value: float
+    error: float
 
 
 @dataclass(frozen=True)
