@@ -111,7 +111,7 @@ def write_speed(root: Path, settings: Experiment, *, faster: float = 1.0) -> Non
     ]
     sizes = [{"length": 16384, "groups": k, "mib": mib} for k, mib in ((None, 100.0), (8, 150.0))]
     metrics = {"forward": forward, "backward": [timed(4096, 2.0)], "unbalanced": [timed(16384, 2.0, bound=3.3)]}
-    metrics |= {"membership": membership, "memory": sizes, "training": [], "decode": []}
+    metrics |= {"membership": membership, "memory": sizes, "training": [], "decode": [], "decode_model": []}
     write_result(root / "speed/attention.json", "attention", job, metrics)
 
 

@@ -138,14 +138,15 @@ def test_long_groups_match_the_oracle_in_tiles_and_in_one_call(limit, monkeypatc
     check(tensors, torch.randint(0, 2, (1, 1300)), "decomposed", window=70, sinks=2)
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["even", "two of six"])
 @pytest.mark.parametrize("way", WAYS)
-def test_error_is_at_most_twice_that_of_plain_attention(dtype, kind, way):
-    """Against float64 on the same rounded inputs; plain attention is the worse of PyTorch's two ways on a CPU."""
+def test_error_is_at_most_twice_that_of_plain_attention(device, dtype, kind, way):
+    """Against float64 on the same rounded inputs; plain attention is the worse of two of PyTorch's ways."""
     torch.manual_seed(0)
-    groups = memberships(kind, 2, 700)
-    low = inputs(2, 2, 2, 700, 700, 32, dtype=dtype)
+    groups = memberships(kind, 2, 700).to(device)
+    low = inputs(2, 2, 2, 700, 700, 32, dtype=dtype, device=device)
     high = [x.detach().double().requires_grad_() for x in low]
     grad = torch.randn_like(low[0])
     allowed = allowed_pairs(700, groups, window=20, sinks=2)[:, None]
@@ -156,9 +157,13 @@ def test_error_is_at_most_twice_that_of_plain_attention(dtype, kind, way):
     exact = results(focus_attention_reference(*high, groups, window=20, sinks=2), high)
     ours = results(focus_attention(*low, groups, window=20, sinks=2, backend=way), low)
     plain = []
-    for backend in (SDPBackend.MATH, SDPBackend.FLASH_ATTENTION):
+    fused = SDPBackend.FLASH_ATTENTION if device == "cpu" else SDPBackend.EFFICIENT_ATTENTION
+    shared = 1 if device == "cpu" else 2
+    for backend in (SDPBackend.MATH, fused):
         with sdpa_kernel(backend):
-            plain.append(results(scaled_dot_product_attention(*low, attn_mask=allowed, enable_gqa=True), low))
+            tensors = [low[0], *(x.repeat_interleave(shared, dim=1) for x in low[1:])]
+            out = scaled_dot_product_attention(*tensors, attn_mask=allowed, enable_gqa=shared == 1)
+            plain.append(results(out, low))
     for x, o, *p in zip(exact, ours, *plain, strict=True):
         assert o.dtype == dtype
         for size in (torch.max, torch.mean):

@@ -5,7 +5,9 @@ import torch
 
 from focus.attention import focus_attention
 from focus.attention.reference import allowed_pairs
-from focus.benchmark import AttentionBenchmark, cosine_to_reference, operation_limit, pairs_kept, run
+from focus.benchmark import run
+from focus.benchmark_checks import cosine_to_reference, operation_limit, pairs_kept
+from focus.config import AttentionBenchmark
 from focus.provenance import read_result
 
 
@@ -47,6 +49,9 @@ def test_a_run_reports_every_table(tmp_path):
         memory_lengths=[1024],
         decode_lengths=[512],
         decode_steps=3,
+        model={"layers": 2, "heads": 2, "key_heads": 1, "head_dim": 8, "vocabulary": 11},
+        model_lengths=[300],
+        model_steps=3,
         training_lengths=[512],
         heads=1,
         head_dim=8,
@@ -66,6 +71,11 @@ def test_a_run_reports_every_table(tmp_path):
         assert all(value > 0 for value in row["parts"].values())
     assert metrics["unbalanced"][0]["bound"] == pytest.approx(1 / 0.3)
     assert [(r["length"], r["groups"]) for r in metrics["decode"]] == [(512, 4), (512, 8)]
+    assert [(r["length"], r["groups"]) for r in metrics["decode_model"]] == [(300, 4), (300, 8)]
+    for row in metrics["decode_model"]:
+        assert row["speedup"] == pytest.approx(row["full_ms"] / row["focus_ms"])
+        assert 0 < row["full_cache_ms"] < row["full_ms"]
+        assert row["focus_first_ms"] > 0
     assert all(row["soft_ms"] > 0 and row["straight_through_ms"] > 0 for row in metrics["training"])
     kept = [row["pairs_kept"] for row in metrics["membership"]]
     assert kept == sorted(kept)

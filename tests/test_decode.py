@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_attention import DEVICES
 
 from focus.attention import focus_attention_reference
 from focus.attention.decode import GroupedCache
@@ -62,10 +63,11 @@ def test_any_split_into_chunks_equals_the_full_forward(data):
     )
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_long_after_the_short_store_was_cut(kind):
+def test_long_after_the_short_store_was_cut(kind, device):
     torch.manual_seed(0)
-    tensors = sequences(1500, kind, heads=1)
+    tensors = [x.to(device) for x in sequences(1500, kind, heads=1)]
     cache = GroupedCache(window=5, sinks=2)
     ours = fed(cache, tensors, [700, *[1] * 100, 600, *[1] * 100])
     close(ours, focus_attention_reference(*tensors, window=5, sinks=2))

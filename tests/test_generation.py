@@ -1,13 +1,18 @@
 """Cached decoding equals the full forward, and the memory follows whatever happens to the cache."""
 
+import copy
+
 import pytest
 import torch
 from test_adapter import FAMILIES, SMALL, logits, padding, positions, tiny, tokens
+from test_attention import DEVICES
 from transformers import DynamicCache, StaticCache
 
 from focus import FocusConfig, compose, switch
+from focus.adapter import observe, routers
+from focus.attention.flash import CpuFlash
 from focus.errors import UserError
-from focus.memory import Memory, memory_of
+from focus.memory import GroupedMemory, Memory, memory_of
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
@@ -138,3 +143,165 @@ def test_a_cache_filled_without_focus_is_refused():
     switch(model, "hard")
     with pytest.raises(UserError, match=r"expected the groups of all 25 tokens, got 1; .* start a new cache"):
         stepwise(model, tokens(length=1), [], cache=cache)
+
+
+def grouped(cache):
+    """For each layer, whether its keys lie in a grouped cache now."""
+    return [isinstance(layer, GroupedMemory) and layer._grouped is not None for layer in cache.layers]
+
+
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+@pytest.mark.parametrize("side", [None, "left"])
+@pytest.mark.parametrize("family", ["gpt2", "llama-gqa", "mistral", "gemma2"])
+def test_hard_decoding_groups_its_keys(family, side, top_k):
+    """Through one grouped layer each, a sliding window in the mask only, at any number of groups a token."""
+    model, ids, cache = composed(family, top_k=top_k), tokens(), DynamicCache()
+    mask = None if side is None else padding(side)
+    full = logits(
+        model, ids, **({} if mask is None else {"attention_mask": mask.long(), "position_ids": positions(mask)})
+    )
+    real = slice(None) if mask is None else mask
+    got, _ = stepwise(model, ids, [3, 12, *range(13, 24)], mask, cache)
+    assert grouped(cache) == [True] * 3
+    torch.testing.assert_close(got[real], full[real], **CLOSE)
+
+
+def test_a_step_reads_its_own_group_the_window_and_the_sinks(monkeypatch):
+    model, ids, cache = composed("llama-gqa"), tokens(batch=1, length=60), DynamicCache()
+    stepwise(model, ids[:, :-1], [40], cache=cache)
+    read, forward = [], CpuFlash.forward
+
+    def spy(self, query, key, *rest):
+        read.append(key.shape[2])
+        return forward(self, query, key, *rest)
+
+    monkeypatch.setattr(CpuFlash, "forward", spy)
+    with torch.no_grad():
+        model(ids[:, -1:], cache=cache)
+    expected = []
+    for layer in cache.layers:
+        groups = layer.assignments[0].argmax(-1)
+        expected += [SMALL["window"] + 1 + SMALL["sinks"], int((groups == groups[-1]).sum())]
+    assert read == expected
+    assert all(layer.__dict__["keys"] is None for layer in cache.layers)
+
+
+@pytest.mark.parametrize("family", ["gpt2", "mistral"])
+@pytest.mark.parametrize("side", [None, "left"])
+def test_attention_may_change_while_decoding(family, side):
+    """Keys move out of the groups and into new ones; a static cache, which is never grouped, says what is right."""
+    model, ids = composed(family), tokens()
+    mask = None if side is None else padding(side)
+    modes = [("hard", 1), ("hard", 1), ("soft", None), ("hard", 2), ("hard", 1), ("soft", None)]
+    caches = DynamicCache(), StaticCache(config=model.config, max_cache_len=40)
+    results, seen = [[], []], []
+    for step, (attention, top_k) in enumerate(modes):
+        switch(model, attention, top_k)
+        part = slice(4 * step, 4 * step + 4)
+        for cache, outs in zip(caches, results, strict=True):
+            arguments = {"position_ids": torch.arange(24)[None, part]}
+            if mask is not None:
+                arguments = {"attention_mask": mask[:, : part.stop].long(), "position_ids": positions(mask)[:, part]}
+            with torch.no_grad():
+                outs.append(model(ids[:, part], cache=cache, **arguments).logits)
+        seen.append(all(grouped(caches[0])))
+    assert seen == [False, True, False, True, True, False]
+    real = slice(None) if mask is None else mask
+    ours, plain = (torch.cat(outs, dim=1)[real] for outs in results)
+    torch.testing.assert_close(ours, plain, **CLOSE)
+
+
+def test_full_attention_goes_on_from_grouped_keys():
+    model, ids, caches = composed("llama-gqa"), tokens(), [DynamicCache(), DynamicCache()]
+    stepwise(model, ids[:, :20], [9], cache=caches[0])
+    for layer, source in enumerate(caches[0].layers):
+        caches[1].update(source.keys.clone(), source.values.clone(), layer)
+    stepwise(model, ids[:, :1], [], cache=copy.deepcopy(caches[0]))
+    switch(model, "full")
+    with torch.no_grad():
+        ours, plain = (model(ids[:, 20:], cache=cache).logits for cache in caches)
+    assert torch.equal(ours, plain)
+    switch(model, "hard")
+    for _ in range(6):
+        with torch.no_grad(), pytest.raises(UserError, match=r"expected the groups of all 25 tokens, got 21; "):
+            model(ids[:, :1], cache=caches[0])
+
+
+@pytest.mark.parametrize("change", ["crop", "reorder", "repeat", "select", "copy"])
+def test_grouped_keys_follow_the_cache_without_leaving_their_groups(change):
+    model, ids, cache = composed("llama-gqa", top_k=2), tokens(), DynamicCache()
+    stepwise(model, ids[:, :18], [7, 17], cache=cache)
+    rows, start = [0, 1], 18
+    if change == "crop":
+        cache.crop(-5)
+        start = 13
+    elif change == "reorder":
+        cache.reorder_cache(torch.tensor([1, 0]))
+        rows = [1, 0]
+    elif change == "repeat":
+        cache.batch_repeat_interleave(2)
+        rows = [0, 0, 1, 1]
+    elif change == "select":
+        cache.batch_select_indices(torch.tensor([False, True]))
+        rows = [1]
+    else:
+        other, cache = cache, copy.deepcopy(cache)
+        stepwise(model, tokens(seed=8), [], cache=other)
+    assert grouped(cache) == [True] * 3
+    assert cache.get_seq_length() == start
+    with torch.no_grad():
+        rest = model(ids[rows, start:], cache=cache, position_ids=torch.arange(start, 24)[None]).logits
+    torch.testing.assert_close(rest, logits(model, ids)[rows, start:], **CLOSE)
+
+
+def test_gradients_flow_through_a_continued_cache():
+    model, ids, cache = composed("llama-gqa"), tokens(), DynamicCache()
+    stepwise(model, ids[:, :18], [7], cache=cache)
+    weight = model.model.layers[0].self_attn.v_proj.weight.requires_grad_()
+    rest = model(ids[:, 18:], cache=cache).logits
+    torch.testing.assert_close(rest, logits(model, ids)[:, 18:], **CLOSE)
+    assert torch.autograd.grad(rest.sum(), weight)[0].abs().sum() > 0
+
+
+def test_a_cache_filled_in_inference_mode_serves_outside_of_it():
+    model, ids, cache = composed("llama-gqa"), tokens(), DynamicCache()
+    with torch.inference_mode():
+        stepwise(model, ids[:, :18], [7, 12], cache=cache)
+    with torch.no_grad():
+        rest = model(ids[:, 18:], cache=cache).logits
+    torch.testing.assert_close(rest, logits(model, ids)[:, 18:], **CLOSE)
+
+
+def test_what_is_observed_does_not_depend_on_grouping():
+    model, ids = composed("llama-gqa", top_k=2), tokens()
+    results = []
+    for cache in (DynamicCache(), StaticCache(config=model.config, max_cache_len=40)):
+        with observe(model) as layers:
+            stepwise(model, ids, [7, 23], cache=cache)
+            results.append([dict(layer) for layer in layers])
+            assert all(router.backend.startswith("grouped/") == (len(results) == 1) for router in routers(model))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("steps", [[], [7]])
+def test_a_mask_that_changes_its_mind_is_refused(steps):
+    model, ids, cache = composed("llama-gqa"), tokens(), DynamicCache()
+    stepwise(model, ids[:, :20], steps, cache=cache)
+    with torch.no_grad():
+        with pytest.raises(UserError, match=r"expected the \[20, 20\] past .*got \[20, 13\]"):
+            model(ids[:, 20:21], cache=cache, attention_mask=padding("left")[:, :21].long())
+        rest = model(ids[:, 20:], cache=cache).logits
+    torch.testing.assert_close(rest, logits(model, ids)[:, 20:], **CLOSE)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["llama-gqa", "gemma2"])
+def test_decoding_on_every_device_and_under_autocast(device, dtype, family):
+    model, ids, cache = composed(family).to(device), tokens().to(device), DynamicCache()
+    with torch.autocast(device, dtype, enabled=dtype != torch.float32), torch.no_grad():
+        full = model(ids, use_cache=False).logits.float()
+        pieces = [model(ids[:, part], cache=cache).logits for part in (slice(0, 9), slice(9, 10), slice(10, 24))]
+    assert grouped(cache) == [True] * 3
+    close = (torch.cat(pieces, dim=1).float() - full).abs().mean() / full.abs().mean()
+    assert close < (1e-4 if dtype == torch.float32 else 0.05)

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from focus.attention.reference import causal_pairs, near_pairs, sink_keys
 from focus.config import Method, Phase, Training
 from focus.errors import UserError
-from focus.methods import METHODS, MethodKind
+from focus.methods import METHODS
 
 TOKENS = torch.arange(40)[None] * 7 % 250
 EVERYTHING = Phase(trains="everything", steps=1, learning_rate=1e-3)
@@ -28,13 +28,6 @@ def logits(model, tokens=TOKENS, **arguments):
 def attached(kind, settings=None, window=WINDOW, model=None):
     model = model or tiny_model()
     return METHODS[kind].attach(model, settings or SETTINGS[kind], window=window, seed=0)
-
-
-@pytest.mark.parametrize("kind", METHODS)
-def test_a_method_offers_the_whole_protocol(kind):
-    offered = {name for name in vars(MethodKind) | MethodKind.__annotations__ if not name.startswith("_")}
-    assert offered >= {"attach", "restore", "parameters", "TRAINING_ATTENTION"}
-    assert offered <= set(dir(METHODS[kind]))
 
 
 def test_every_kind_of_the_config_is_here():

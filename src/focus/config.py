@@ -197,6 +197,16 @@ class Exhibit(Strict):
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
 
 
+class ModelShape(Strict):
+    """A Llama with random weights, whose whole decoding is timed."""
+
+    layers: Count = Field(4, description="layers")
+    heads: Count = Field(4, description="query heads; the width is heads * head_dim")
+    key_heads: Count = Field(4, description="key and value heads")
+    head_dim: Count = Field(64, description="D")
+    vocabulary: Count = Field(4096, description="tokens known")
+
+
 class AttentionBenchmark(Strict):
     """What attention alone costs: random inputs of one batch entry in float32; lengths are in tokens."""
 
@@ -206,6 +216,7 @@ class AttentionBenchmark(Strict):
     membership_lengths: list[Count] = Field([], description="of the forward pass with k of K groups a token (Table 7)")
     training_lengths: list[Count] = Field([], description="of a step that trains centroids")
     decode_lengths: list[Count] = Field([], description="held by the cache when single tokens are timed")
+    model_lengths: list[Count] = Field([], description="held by the cache when single tokens of a model are timed")
     memory_lengths: list[Count] = Field([], description="whose peak memory is measured, each in a fresh process")
     groups: list[Count] = Field([4, 8], min_length=1, description="K")
     membership_groups: Count = Field(4, description="K of the rows with k of K groups; k runs from 1 to K")
@@ -216,6 +227,8 @@ class AttentionBenchmark(Strict):
     threads: list[NonNegative] = Field([1], min_length=1, description="thread counts; 0 means every core of the run")
     seconds: Positive = Field(5.0, description="time for each case; every case runs at least once")
     decode_steps: Count = Field(64, description="single tokens timed at each length")
+    model: ModelShape = Field(ModelShape(), description="the model whose single tokens are timed")
+    model_steps: Count = Field(24, description="single tokens of the model timed at each length")
     one_group_up_to: NonNegative = Field(16384, description="longest length at which our tiling alone is timed too")
     seed: NonNegative = Field(0, description="of inputs and groups")
 

@@ -12,10 +12,12 @@ from transformers import AttentionInterface, AttentionMaskInterface, Cache
 
 from focus import routing
 from focus.attention import choose_backend, focus_attention
+from focus.attention.flash import choose_pieces
+from focus.attention.plan import MAX_GROUPS_IN_BITS
 from focus.config import Attention, FocusConfig
 from focus.errors import UserError
 from focus.gates import gated_attention
-from focus.memory import memory_of
+from focus.memory import GroupedMemory, announce, memory_of
 
 IMPLEMENTATION = "focus"
 
@@ -76,8 +78,11 @@ class Router(nn.Module):
         """Pre-hook of the attention module: keep its hidden states and its cache for `attend`."""
         if self.attention != "full":
             hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-            caches = (value for value in (*args, *kwargs.values()) if isinstance(value, Cache))
-            self._received = hidden, next(caches, None)
+            cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
+            self._received = hidden, cache
+            if cache is not None:
+                fits = self.top_k == 1 or self.config.groups <= MAX_GROUPS_IN_BITS
+                announce(cache, module.layer_idx, hard=self.attention == "hard" and fits)
 
     def attend(
         self,
@@ -95,7 +100,9 @@ class Router(nn.Module):
         `settings` are the scale, softcap and sliding_window of the model. padding_mask: bool [B, Tk].
         """
         (hidden, cache), self._received = self._received, None
-        queries, keys = query.shape[2], key.shape[2]
+        memory = None if cache is None else memory_of(cache, layer_idx)
+        apart = memory is not None and memory.apart
+        queries, keys = query.shape[2], key.shape[2] + (memory.get_seq_length() if apart else 0)
         if keys > queries and self.config.balance == "sinkhorn":
             raise UserError(
                 "balance: sinkhorn cannot decode with a cache, because its groups depend on later tokens; "
@@ -103,9 +110,11 @@ class Router(nn.Module):
             )
         new_mask = None if padding_mask is None else padding_mask[:, keys - queries :]
         assignment = self(hidden, new_mask)
+        if apart:
+            return self._decode(memory, query, key, value, assignment, padding_mask, settings)
         sinks = self.config.sinks
-        if cache is not None:
-            assignment, ordinals = memory_of(cache, layer_idx).remember(assignment, new_mask, keys)
+        if memory is not None:
+            assignment, ordinals = memory.remember(assignment, new_mask, keys)
             if keys > queries:
                 sinks = ordinals <= sinks
         settings |= {"window": self.config.window, "sinks": sinks, "padding_mask": padding_mask}
@@ -116,12 +125,35 @@ class Router(nn.Module):
             return gated_attention(query, key, value, assignment, dropout=dropout, **gate, **settings)
         if dropout:
             raise UserError(f"attention: hard has no attention dropout, got {dropout}; use soft, or model.eval()")
-        groups = assignment.argmax(dim=-1) if self.top_k == 1 else routing.top_k_membership(assignment, self.top_k)
+        groups = self._groups(assignment)
         if self.observed is not None:
             self.backend = choose_backend(
                 query, value, groups, softcap=settings["softcap"], padding_mask=settings["padding_mask"]
             )
         return focus_attention(query, key, value, groups, **settings)
+
+    def _decode(
+        self,
+        memory: GroupedMemory,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        assignment: Tensor,
+        padding_mask: Tensor | None,
+        settings: dict,
+    ) -> Tensor:
+        """Hard attention of new tokens through the grouped cache of their layer."""
+        sinks = self.config.sinks
+        form = {"group": self._groups, "top_k": self.top_k, "window": self.config.window, "sinks": sinks}
+        out = memory.attend(query, key, value, assignment, padding_mask, **form, **settings)
+        if self.observed is not None:
+            self._observe(memory.assignments, memory.ordinals <= sinks, padding_mask, settings["sliding_window"])
+            self.backend = f"grouped/{choose_pieces(query, value, scale=None, softcap=settings['softcap']).name}"
+        return out
+
+    def _groups(self, assignment: Tensor) -> Tensor:
+        """int [B, T], or bool [B, T, K] with several groups a token."""
+        return assignment.argmax(dim=-1) if self.top_k == 1 else routing.top_k_membership(assignment, self.top_k)
 
     def _columns(self, scores: Tensor, padding_mask: Tensor | None) -> Tensor:
         return routing.column_potentials(

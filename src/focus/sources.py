@@ -13,6 +13,7 @@ import sys
 import tarfile
 import time
 import zipfile
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -29,7 +30,7 @@ class Unreachable(Exception):
 
 
 @dataclass(frozen=True)
-class _Archive:
+class _Archive(ABC):
     package: str
     version: str
     filename: str
@@ -65,8 +66,9 @@ class _Archive:
                 raise Unreachable(problem)
             os.replace(found, target)
 
+    @abstractmethod
     def _download(self, folder: Path) -> None:
-        raise NotImplementedError
+        """Put the archive into `folder`; raise Unreachable when that fails."""
 
 
 @dataclass(frozen=True)

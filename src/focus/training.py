@@ -65,7 +65,7 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
             separator=tokenizer.eos_token_id,
         )
         method.attach(network, job.settings, window=job.model_settings.window, seed=job.seed)
-        method.choose(network, method.TRAINING_ATTENTION, None)
+        method.choose(network, method.training_attention, None)
         if job.model_settings.gradient_checkpointing:
             network.activation_checkpointing_enable({"use_reentrant": False})
         dtype = product_dtype(job.precision, network.device)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from focus.attention.api import focus_attention
 from focus.attention.decomposed import merge
-from focus.attention.flash import MASKED, Pieces, check_shapes, choose_pieces
+from focus.attention.dense import MASKED
+from focus.attention.flash import Pieces, check_shapes, choose_pieces
 from focus.attention.plan import MAX_GROUPS_IN_BITS, group_bits
 from focus.errors import UserError
 
@@ -39,6 +40,11 @@ class GroupedCache:
     def length(self) -> int:
         """Tokens held for each sequence, padding included."""
         return self.rows[0].length if self.rows else 0
+
+    @property
+    def batch(self) -> int:
+        """Sequences held."""
+        return len(self.rows)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, groups: Tensor, real: Tensor | None = None) -> Tensor:
         """Add n tokens and return their attention [B, H, n, D], zero for padding; not differentiable.
@@ -83,6 +89,11 @@ class GroupedCache:
         labels = self._labels(groups)
         for b, row in enumerate(self.rows):
             row.add(key[b], value[b], labels[b], None if real is None else real[b])
+
+    def plain(self) -> tuple[Tensor, Tensor]:
+        """The keys and values [B, Hkv, length, D] in order of time, zero for padding."""
+        rows = [row.plain() for row in self.rows]
+        return torch.stack([key for key, _ in rows]), torch.stack([value for _, value in rows])
 
     def _labels(self, groups: Tensor) -> Tensor:
         """Groups as int [B, n], several a token as bits; makes the sequences of a new cache."""
@@ -151,6 +162,7 @@ class _Sequence:
         self.near = _Store()
 
     def add(self, key: Tensor, value: Tensor, labels: Tensor, real: Tensor | None) -> None:
+        self.empty = key[:, :0], value[:, :0]
         positions = torch.arange(self.length, self.length + len(labels), device=key.device)
         self.length += len(labels)
         tokens = [key, value, positions, labels]
@@ -238,12 +250,20 @@ class _Sequence:
 
     def copy(self) -> _Sequence:
         other = _Sequence(self.cache, self.bits)
-        other.length, other.near = self.length, self.near.copy()
+        other.length, other.near, other.empty = self.length, self.near.copy(), self.empty
         other.stores = {label: store.copy() for label, store in self.stores.items()}
         return other
 
+    def plain(self) -> list[Tensor]:
+        stores = [store.read() for store in self.stores.values()]
+        whole = [x.new_zeros(x.shape[0], self.length, x.shape[2]) for x in self.empty]
+        for *tokens, positions, _ in stores:
+            for x, part in zip(whole, tokens, strict=True):
+                x.index_copy_(1, positions, part)
+        return whole
+
     def crop(self, length: int) -> None:
-        self.length = min(self.length, length)
+        self.length = max(0, min(self.length, length))
         for label, store in list(self.stores.items()):
             store.count = int(torch.searchsorted(store.read()[2], length))
             if store.count == 0:
@@ -272,7 +292,8 @@ def _added(masked: Tensor, shared: int) -> Tensor:
 
 
 def _roomy(x: Tensor, room: int) -> Tensor:
-    return x.new_empty(x.shape[0], room, x.shape[2]) if x.dim() == 3 else x.new_empty(room)
+    with torch.inference_mode(False):  # a cache may leave the mode that it was filled in
+        return x.new_empty(x.shape[0], room, x.shape[2]) if x.dim() == 3 else x.new_empty(room)
 
 
 def _part(x: Tensor, start: int, stop: int) -> Tensor:

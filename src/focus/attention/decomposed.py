@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from focus.attention.flash import Dense, Pieces
+from focus.attention.dense import Dense
+from focus.attention.flash import Pieces
 from focus.attention.plan import Plan
 
 
@@ -28,7 +29,7 @@ def decomposed_attention(
 class _Decomposed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query: Tensor, key: Tensor, value: Tensor, plan: Plan, pieces: Pieces):
-        high = torch.promote_types(query.dtype, torch.float32)
+        high, work = torch.promote_types(query.dtype, torch.float32), pieces.working_dtype(query.dtype)
         covered = sum(len(segment.rows) for segment in plan.segments) == len(query) * query.shape[2]
         total = (torch.empty_like if covered else torch.zeros_like)(query, dtype=high)
         lse = torch.full(query.shape[:3], float("-inf"), dtype=high, device=query.device)
@@ -36,8 +37,8 @@ class _Decomposed(torch.autograd.Function):
         rooms = _Room(query[0], rows), _Room(key[0], keys), _Room(value[0], keys), _Room(query[0], rows, high)
         for segment in plan.segments:
             b, rows = segment.batch, segment.rows - plan.offset
-            q = rooms[0].take(query[b], rows).to(high)
-            k, v = (room.take(x[b], segment.keys).to(high) for room, x in zip(rooms[1:3], (key, value), strict=True))
+            q = rooms[0].take(query[b], rows).to(work)
+            k, v = (room.take(x[b], segment.keys).to(work) for room, x in zip(rooms[1:3], (key, value), strict=True))
             part, part_lse = rooms[3].rows(len(rows)), lse.new_empty(q.shape[:3])
             for tile in segment.tiles():
                 r, c = tile.rows, tile.keys
@@ -60,9 +61,9 @@ class _Decomposed(torch.autograd.Function):
         for band in plan.bands():
             b, r = band.batch, band.rows
             out, out_lse = pieces.forward(
-                band.queries_of(query[b], high),
-                band.keys_of(key[b], high),
-                band.keys_of(value[b], high),
+                band.queries_of(query[b], work),
+                band.keys_of(key[b], work),
+                band.keys_of(value[b], work),
                 plan.band_mask(band),
             )
             merge(total[b, :, r], lse[b, :, r], join_blocks(out), join_blocks(out_lse))
@@ -80,6 +81,7 @@ class _Decomposed(torch.autograd.Function):
     def backward(ctx, grad: Tensor, _):
         query, key, value, out, lse = ctx.saved_tensors
         plan, pieces, high = ctx.plan, ctx.pieces, lse.dtype
+        work = pieces.working_dtype(query.dtype)
         grad = _packed(grad)
         if plan.padding is not None:
             padded = plan.padding[:, None, plan.offset :]
@@ -92,11 +94,11 @@ class _Decomposed(torch.autograd.Function):
         for segment in plan.segments:
             b, rows, keys = segment.batch, segment.rows - plan.offset, segment.keys
             q, g, o, k, v = (
-                room.take(x[b], index).to(high)
+                room.take(x[b], index).to(work)
                 for room, x, index in zip(rooms, sources, (rows, rows, rows, keys, keys), strict=True)
             )
             norm = lse[b : b + 1, :, rows]
-            dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+            dq, dk, dv = (torch.zeros_like(x, dtype=high) for x in (q, k, v))
             for tile in segment.tiles():
                 r, c = tile.rows, tile.keys
                 parts = pieces.backward(
@@ -118,8 +120,9 @@ class _Decomposed(torch.autograd.Function):
             grad_value[b].index_add_(2, c, parts[2])
         for band in plan.bands():
             b, r = band.batch, band.rows
-            g, q, o, norm = (band.queries_of(x[b], high) for x in (grad, query, out, lse))
-            k, v = (band.keys_of(x[b], high) for x in (key, value))
+            g, q, o = (band.queries_of(x[b], work) for x in (grad, query, out))
+            k, v = (band.keys_of(x[b], work) for x in (key, value))
+            norm = band.queries_of(lse[b], high)
             parts = pieces.backward(g, q, k, v, o, norm, plan.band_mask(band))
             grad_query[b, :, r] += join_blocks(parts[0])
             band.add_to_keys(grad_key[b], parts[1])

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from focus.attention.flash import MASKED, Pieces
+from focus.attention.dense import MASKED
+from focus.attention.flash import Pieces
 from focus.attention.plan import MAX_GROUPS_IN_BITS, group_bits
 from focus.attention.reference import same_group, sink_keys
 

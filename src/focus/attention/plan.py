@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from focus.attention.flash import MASKED
+from focus.attention.dense import MASKED
 from focus.attention.reference import sink_keys
 from focus.attention.tiles import TILE, Band, Segment, SinkBlock, distance_mask
 from focus.errors import UserError

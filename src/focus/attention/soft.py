@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from focus.attention.decomposed import join_blocks, merge
-from focus.attention.flash import MASKED, Dense, Pieces, check_shapes, choose_pieces
+from focus.attention.dense import MASKED, Dense
+from focus.attention.flash import Pieces, check_shapes, choose_pieces
 from focus.attention.plan import Plan, sink_positions
 from focus.attention.reference import sink_keys
 from focus.attention.tiles import Segment, Tile
@@ -80,7 +81,7 @@ def soft_attention(
     key, value = key.to(high), value.to(high)
     queries = torch.cat([scaled, affine.expand(-1, query.shape[1], -1, -1), torch.ones_like(scaled[..., :1])], dim=-1)
     keys = torch.cat([key, affine.expand(-1, key.shape[1], -1, -1), constant.expand(-1, key.shape[1], -1, -1)], dim=-1)
-    pieces = choose_pieces(query, value, scale=1.0, softcap=None)
+    pieces = choose_pieces(scaled, value, scale=1.0, softcap=None)
     out = _Soft.apply(scaled, key, value, pad(queries, (0, extra)), pad(keys, (0, extra)), plan, pieces)
     return out.to(query.dtype)
 

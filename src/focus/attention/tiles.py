@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from focus.attention.flash import MASKED
+from focus.attention.dense import MASKED
 
 TILE = 64
 RECTANGLE = 256
@@ -46,7 +46,7 @@ class Segment:
         length = len(self.rows)
         if not self.whole or self.sliding_window is not None:
             yield from self._ragged_tiles()
-        elif length <= TILE or length > CAUSAL_KERNEL:
+        elif length <= TILE or length > CAUSAL_KERNEL or self.rows.is_cuda:
             yield Tile(slice(0, length), slice(0, length), causal=True)
         else:
             yield from self._causal_tiles()

@@ -12,78 +12,72 @@ from transformers import PreTrainedModel
 
 from focus import adapter
 from focus.config import Attention, Method
+from focus.methods.base import MethodKind
 from focus.methods.full_finetuning import load_parameters, save_parameters
 
-TRAINING_ATTENTION: Attention = "soft"
 
+class Focus(MethodKind):
+    """Learned groups gate the far pairs; the centroids train, and the base model where a phase says so."""
 
-def attach(model: PreTrainedModel, settings: Method, *, window: int, seed: int) -> PreTrainedModel:
-    """Compose the untrained adapter, whose config already holds the model's window."""
-    return adapter.compose(model, settings.adapter, seed)
+    training_attention: Attention = "soft"
 
+    def attach(self, model: PreTrainedModel, settings: Method, *, window: int, seed: int) -> PreTrainedModel:
+        """Compose the untrained adapter, whose config already holds the model's window."""
+        return adapter.compose(model, settings.adapter, seed)
 
-def parameters(model: PreTrainedModel, trains: str) -> list[Parameter]:
-    """The routers' projections and centroids, or those and the base model's weights."""
-    model.requires_grad_(trains == "everything")
-    for router in adapter.routers(model):
-        router.requires_grad_(True)
-    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+    def parameters(self, model: PreTrainedModel, trains: str) -> list[Parameter]:
+        """The routers' projections and centroids, or those and the base model's weights."""
+        model.requires_grad_(trains == "everything")
+        for router in adapter.routers(model):
+            router.requires_grad_(True)
+        return [parameter for parameter in model.parameters() if parameter.requires_grad]
 
+    def prepare(self, model: PreTrainedModel, batches: Iterable[Tensor]) -> None:
+        """Calibrate the potentials, where there are any."""
+        if model.focus_composition.config.balance == "potentials":
+            adapter.calibrate(model, batches)
 
-def prepare(model: PreTrainedModel, batches: Iterable[Tensor]) -> None:
-    """Calibrate the potentials, where there are any."""
-    if model.focus_composition.config.balance == "potentials":
-        adapter.calibrate(model, batches)
+    def after_step(self, model: PreTrainedModel) -> None:
+        """Let the potentials follow the routers."""
+        adapter.update_potentials(model)
 
+    def save(self, model: PreTrainedModel, settings: Method, folder: Path) -> None:
+        """Write the adapter, and the base weights when a phase has trained them."""
+        adapter.save(model, folder)
+        if _trains_base(settings):
+            save_parameters(_base(model), folder)
 
-def after_step(model: PreTrainedModel) -> None:
-    """Let the potentials follow the routers."""
-    adapter.update_potentials(model)
+    def restore(self, model: PreTrainedModel, settings: Method, folder: Path, *, window: int) -> PreTrainedModel:
+        """Load the adapter, and the base weights when a phase has trained them."""
+        adapter.load(model, folder)
+        if _trains_base(settings):
+            load_parameters(_base(model), folder)
+        return model
 
+    def choose(self, model: PreTrainedModel, attention: Attention, top_k: int | None) -> None:
+        """Switch between full, soft and hard attention."""
+        adapter.switch(model, attention, top_k)
 
-def save(model: PreTrainedModel, settings: Method, folder: Path) -> None:
-    """Write the adapter, and the base weights when a phase has trained them."""
-    adapter.save(model, folder)
-    if _trains_base(settings):
-        save_parameters(_base(model), folder)
+    def observe(self, model: PreTrainedModel) -> AbstractContextManager[list[dict[str, float]]]:
+        """Dominance, confidence and pairs kept of each layer."""
+        return adapter.observe(model)
 
+    def pairs_kept(self, settings: Method, window: int, length: int) -> None:
+        """The groups decide."""
 
-def restore(model: PreTrainedModel, settings: Method, folder: Path, *, window: int) -> PreTrainedModel:
-    """Load the adapter, and the base weights when a phase has trained them."""
-    adapter.load(model, folder)
-    if _trains_base(settings):
-        load_parameters(_base(model), folder)
-    return model
+    def decodes(self, settings: Method) -> bool:
+        """Unless the groups depend on later tokens."""
+        return settings.adapter.balance != "sinkhorn"
 
-
-def choose(model: PreTrainedModel, attention: Attention, top_k: int | None) -> None:
-    """Switch between full, soft and hard attention."""
-    adapter.switch(model, attention, top_k)
-
-
-def observe(model: PreTrainedModel) -> AbstractContextManager[list[dict[str, float]]]:
-    """Dominance, confidence and pairs kept of each layer."""
-    return adapter.observe(model)
-
-
-def pairs_kept(settings: Method, window: int, length: int) -> None:
-    """The groups decide."""
-
-
-def decodes(settings: Method) -> bool:
-    """Unless the groups depend on later tokens."""
-    return settings.adapter.balance != "sinkhorn"
-
-
-def backend(model: PreTrainedModel) -> str:
-    """focus, the attention chosen and what computed it where observed, or what full attention runs."""
-    composition = model.focus_composition
-    if composition.attention == "full":
-        return composition.implementation
-    if composition.attention == "soft":
-        return "focus soft, dense"
-    ran = sorted({router.backend for router in adapter.routers(model) if router.backend})
-    return ", ".join(["focus hard", *ran])
+    def backend(self, model: PreTrainedModel) -> str:
+        """focus, the attention chosen and what computed it where observed, or what full attention runs."""
+        composition = model.focus_composition
+        if composition.attention == "full":
+            return composition.implementation
+        if composition.attention == "soft":
+            return "focus soft, dense"
+        ran = sorted({router.backend for router in adapter.routers(model) if router.backend})
+        return ", ".join(["focus hard", *ran])
 
 
 def _trains_base(settings: Method) -> bool:

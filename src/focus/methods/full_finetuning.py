@@ -13,52 +13,28 @@ from transformers import PreTrainedModel
 
 from focus.config import Method
 from focus.errors import UserError
-from focus.methods.pretrained import (
-    TRAINING_ATTENTION,
-    after_step,
-    attach,
-    backend,
-    choose,
-    decodes,
-    observe,
-    pairs_kept,
-    prepare,
-)
+from focus.methods.base import MethodKind
 
 WEIGHTS = "base.safetensors"
 
-__all__ = [
-    "TRAINING_ATTENTION",
-    "after_step",
-    "attach",
-    "backend",
-    "choose",
-    "decodes",
-    "observe",
-    "pairs_kept",
-    "parameters",
-    "prepare",
-    "restore",
-    "save",
-]
 
+class FullFinetuning(MethodKind):
+    """The model's own attention; every parameter trains, tied ones once."""
 
-def parameters(model: PreTrainedModel, trains: str) -> list[Parameter]:
-    """All parameters, tied ones once."""
-    if trains != "everything":
-        raise UserError(f"training.phases.trains: expected everything for a method without centroids, got {trains}")
-    return list(model.requires_grad_(True).parameters())
+    def parameters(self, model: PreTrainedModel, trains: str) -> list[Parameter]:
+        """All of them."""
+        if trains != "everything":
+            raise UserError(f"training.phases.trains: expected everything for a method without centroids, got {trains}")
+        return list(model.requires_grad_(True).parameters())
 
+    def save(self, model: PreTrainedModel, settings: Method, folder: Path) -> None:
+        """Write all parameters."""
+        save_parameters(dict(model.named_parameters()), folder)
 
-def save(model: PreTrainedModel, settings: Method, folder: Path) -> None:
-    """Write all parameters, tied ones once."""
-    save_parameters(dict(model.named_parameters()), folder)
-
-
-def restore(model: PreTrainedModel, settings: Method, folder: Path, *, window: int) -> PreTrainedModel:
-    """Overwrite all parameters."""
-    load_parameters(dict(model.named_parameters()), folder)
-    return model
+    def restore(self, model: PreTrainedModel, settings: Method, folder: Path, *, window: int) -> PreTrainedModel:
+        """Overwrite all parameters."""
+        load_parameters(dict(model.named_parameters()), folder)
+        return model
 
 
 def save_parameters(named: dict[str, Tensor], folder: Path) -> None:

@@ -2,64 +2,34 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 from torch import Tensor
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from focus.attention import focus_attention
 from focus.config import Method
-from focus.methods.pretrained import (
-    TRAINING_ATTENTION,
-    after_step,
-    backend,
-    choose,
-    decodes,
-    observe,
-    parameters,
-    prepare,
-    save,
-)
+from focus.methods.base import MethodKind
 from focus.router import mask_function
 
-__all__ = [
-    "TRAINING_ATTENTION",
-    "after_step",
-    "attach",
-    "backend",
-    "choose",
-    "decodes",
-    "observe",
-    "pairs_kept",
-    "parameters",
-    "prepare",
-    "restore",
-    "save",
-]
 
+class Window(MethodKind):
+    """Keys at a distance of at most the model's window, and the first `settings.sinks` tokens."""
 
-def attach(model: PreTrainedModel, settings: Method, *, window: int, seed: int) -> PreTrainedModel:
-    """Replace the model's attention: keys at a distance of at most `window` and the first `settings.sinks` tokens."""
-    name = f"window_{window}_sinks_{settings.sinks}"
-    AttentionInterface.register(name, _attention_function(window, settings.sinks))
-    AttentionMaskInterface.register(name, mask_function)
-    model.set_attn_implementation(name)
-    return model
+    def attach(self, model: PreTrainedModel, settings: Method, *, window: int, seed: int) -> PreTrainedModel:
+        """Replace the model's attention."""
+        name = f"window_{window}_sinks_{settings.sinks}"
+        AttentionInterface.register(name, _attention_function(window, settings.sinks))
+        AttentionMaskInterface.register(name, mask_function)
+        model.set_attn_implementation(name)
+        return model
 
-
-def restore(model: PreTrainedModel, settings: Method, folder: Path, *, window: int) -> PreTrainedModel:
-    """Nothing is trained, so the same as attaching."""
-    return attach(model, settings, window=window, seed=0)
-
-
-def pairs_kept(settings: Method, window: int, length: int) -> tuple[float, float]:
-    """By counting: a query at position i reads window + 1 keys at most, and the sinks farther back."""
-    sinks = settings.sinks
-    near = sum(min(position, window) + 1 for position in range(length))
-    far = sum(max(position - window, 0) for position in range(length))
-    far_sinks = sum(min(max(position - window, 0), sinks) for position in range(length))
-    return (near + far_sinks) / (near + far), far_sinks / far if far else 1.0
+    def pairs_kept(self, settings: Method, window: int, length: int) -> tuple[float, float]:
+        """By counting: a query at position i reads window + 1 keys at most, and the sinks farther back."""
+        sinks = settings.sinks
+        near = sum(min(position, window) + 1 for position in range(length))
+        far = sum(max(position - window, 0) for position in range(length))
+        far_sinks = sum(min(max(position - window, 0), sinks) for position in range(length))
+        return (near + far_sinks) / (near + far), far_sinks / far if far else 1.0
 
 
 def _attention_function(window: int, sinks: int):

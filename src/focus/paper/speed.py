@@ -15,7 +15,7 @@ from focus.provenance import read_result, write_atomically
 
 RESULT = "speed/attention.json"
 METRICS = ("speedup", "cosine")
-SECTIONS = ("forward", "backward", "unbalanced", "membership", "training", "decode", "memory")
+SECTIONS = ("forward", "backward", "unbalanced", "membership", "training", "decode", "decode_model", "memory")
 KEYS = ("length", "groups", "top_k", "threads")
 TITLES = {
     "table6": "Attention alone: Focus against full attention (the paper's Table 6)",
@@ -101,6 +101,7 @@ def _table6(metrics: dict) -> list[Grid]:
         grids.append(_parts(metrics["forward"]))
     grids += [_unbalanced(threads, rows) for threads, rows in _by_threads(metrics["unbalanced"])]
     grids += [_decode(threads, rows) for threads, rows in _by_threads(metrics["decode"])]
+    grids += [_decode_model(threads, rows) for threads, rows in _by_threads(metrics["decode_model"])]
     grids += [_training(threads, rows) for threads, rows in _by_threads(metrics["training"])]
     return grids + ([_memory(metrics["memory"])] if metrics["memory"] else [])
 
@@ -165,6 +166,16 @@ def _decode(threads: int, rows: list[dict]) -> Grid:
     return Grid(_threads("One token more, attention alone", threads), header, lines, text=0)
 
 
+def _decode_model(threads: int, rows: list[dict]) -> Grid:
+    names = ("full_ms", "full_cache_ms", "focus_ms", "focus_first_ms")
+    lines = [
+        [tokens(row["length"]), str(row["groups"]), *(_amount(row[name]) for name in names), _times(row["speedup"])]
+        for row in rows
+    ]
+    header = ["Tokens held", "K", "Full, ms", "of it growing the cache", "Focus, ms", "Focus's first", "Speed-up"]
+    return Grid(_threads("One token more, a whole model", threads), header, lines, text=0)
+
+
 def _training(threads: int, rows: list[dict]) -> Grid:
     names = ("full_ms", "soft_ms", "straight_through_ms")
     lines = [
@@ -198,6 +209,7 @@ def _memory(rows: list[dict]) -> Grid:
 
 def _notes(table: str, result: dict) -> list[str]:
     settings, origin = result["settings"], result["provenance"]
+    model = settings["model"]
     notes = [
         f"Measured on {origin['processor']} with PyTorch {origin['versions']['torch']}, {origin['dtype']}, "
         f"H={settings['heads']}, D={settings['head_dim']}, w={settings['window']}, random inputs and groups, kernel "
@@ -212,6 +224,8 @@ def _notes(table: str, result: dict) -> list[str]:
             "comparable with the paper's, which are from an H100; ratios are shown beside its own.",
             "Cosine: the smallest similarity to the dense definition in float64, over heads and sampled positions.",
             "Decoding: median time of one token's attention, keys and values held flat against held by group.",
+            f"The whole model has random weights, {model['layers']} layers, {model['heads']} heads of "
+            f"{model['head_dim']} and {model['key_heads']} for keys; its first token after the prompt sorts the cache into groups.",
         ]
     return [
         *notes,
