@@ -1,4 +1,4 @@
-"""What a benchmark states beside its times: the share of pairs kept, the limit it sets, and whether outputs are right."""
+"""What a benchmark states beside its times: the pairs kept, the limit they set, and whether outputs are right."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def _notes(table: str, result: dict) -> list[str]:
             "Cosine: the smallest similarity to the dense definition in float64, over heads and sampled positions.",
             "Decoding: median time of one token's attention, keys and values held flat against held by group.",
             f"The whole model has random weights, {model['layers']} layers, {model['heads']} heads of "
-            f"{model['head_dim']} and {model['key_heads']} for keys; its first token after the prompt sorts the cache into groups.",
+            f"{model['head_dim']} and {model['key_heads']} for keys; its first token sorts the cache into groups.",
         ]
     return [
         *notes,
