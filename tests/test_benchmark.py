@@ -5,7 +5,9 @@ import torch
 
 from focus.attention import focus_attention
 from focus.attention.reference import allowed_pairs
-from focus.benchmark import AttentionBenchmark, cosine_to_reference, operation_limit, pairs_kept, run
+from focus.benchmark import run
+from focus.benchmark_checks import cosine_to_reference, operation_limit, pairs_kept
+from focus.config import AttentionBenchmark
 from focus.provenance import read_result
 
 

@@ -28,16 +28,14 @@ from focus.attention import (
 from focus.attention.decomposed import decomposed_attention
 from focus.attention.flash import Pieces, choose_pieces
 from focus.attention.plan import make_plan
-from focus.attention.reference import causal_pairs, focus_attention_reference, near_pairs, same_group
+from focus.benchmark_checks import cosine_to_reference, operation_limit, pairs_kept
 from focus.benchmark_model import decode_model
 from focus.config import AttentionBenchmark
 from focus.progress import Progress
 from focus.provenance import write_result
 
-COUNT_ROWS = 256
 WARM_UP = 1024
 HIGH_WATER_MARK = Path("/proc/self/clear_refs")
-CHECKED_BLOCKS, CHECKED_ROWS = 4, 16
 
 
 def run(job: AttentionBenchmark, output: Path) -> None:
@@ -108,54 +106,6 @@ def run(job: AttentionBenchmark, output: Path) -> None:
         backend=choose_backend(query, value, torch.zeros(1, max(job.lengths), dtype=torch.long)).split("/")[1],
         dtype="float32",
     )
-
-
-def operation_limit(shares: list[float], window: int, length: int) -> float:
-    """The speed-up that counting pairs allows: n^2/2 over n^2/2 * sum p^2 + n*w (paper Appendix D)."""
-    return 1 / min(1.0, sum(p * p for p in shares) + 2 * window / length)
-
-
-def pairs_kept(groups: Tensor, window: int) -> tuple[float, float]:
-    """Shares of the causal pairs, and of those farther than `window`, that the mask keeps.
-
-    groups: [1, T] or [1, T, K].
-    """
-    length = groups.shape[1]
-    kept = far_kept = far = 0
-    for start in range(0, length, COUNT_ROWS):
-        stop = min(start + COUNT_ROWS, length)
-        rows = stop - start
-        pairs = causal_pairs(rows, stop, None, None, groups.device)
-        near = near_pairs(rows, stop, window, groups.device)
-        same = same_group(groups[:, :stop], rows)
-        kept += int((pairs & (same | near)).sum())
-        far_kept += int((pairs & same & ~near).sum())
-        far += int((pairs & ~near).sum())
-    return kept / (length * (length + 1) / 2), far_kept / far if far else 1.0
-
-
-@torch.no_grad()
-def cosine_to_reference(
-    query: Tensor, key: Tensor, value: Tensor, groups: Tensor, output: Tensor, window: int
-) -> float:
-    """The smallest cosine similarity of `output` to the dense definition in float64, over heads and sampled queries.
-
-    The queries are blocks spread evenly over the sequence, the last one included, so that long ones can be checked too.
-    """
-    length, smallest = query.shape[2], 1.0
-    stops = torch.linspace(min(CHECKED_ROWS, length), length, CHECKED_BLOCKS).long().tolist()
-    for stop in stops:
-        rows = slice(max(stop - CHECKED_ROWS, 0), stop)
-        exact = focus_attention_reference(
-            query[:, :, rows].double(),
-            key[:, :, :stop].double(),
-            value[:, :, :stop].double(),
-            groups[:, :stop],
-            window=window,
-        )
-        similar = torch.nn.functional.cosine_similarity(output[:, :, rows].double(), exact, dim=-1)
-        smallest = min(smallest, float(similar.min()))
-    return smallest
 
 
 def _speed(job: AttentionBenchmark, length: int, threads: int, backward: bool = False) -> list[dict]:

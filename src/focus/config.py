@@ -198,7 +198,7 @@ class Exhibit(Strict):
 
 
 class ModelShape(Strict):
-    """A Llama with random weights; the defaults have the heads of the attention benchmark."""
+    """A Llama with random weights, whose whole decoding is timed."""
 
     layers: Count = Field(4, description="layers")
     heads: Count = Field(4, description="query heads; the width is heads * head_dim")
@@ -227,7 +227,7 @@ class AttentionBenchmark(Strict):
     threads: list[NonNegative] = Field([1], min_length=1, description="thread counts; 0 means every core of the run")
     seconds: Positive = Field(5.0, description="time for each case; every case runs at least once")
     decode_steps: Count = Field(64, description="single tokens timed at each length")
-    model: ModelShape = Field(ModelShape(), description="the model whose decoding is timed")
+    model: ModelShape = Field(ModelShape(), description="the model whose single tokens are timed")
     model_steps: Count = Field(24, description="single tokens of the model timed at each length")
     one_group_up_to: NonNegative = Field(16384, description="longest length at which our tiling alone is timed too")
     seed: NonNegative = Field(0, description="of inputs and groups")
