@@ -89,7 +89,7 @@ def test_verdicts_follow_the_results(tmp_path):
         "T7.k3-exact": "reproduced",
         "T7.k4-differs": "contradicted",
         "T7.k2-speedup": "contradicted",
-        "T1.no-degradation": "reproduced",
+        "T1.no-degradation": "undecided",
         "T2.worst-change": "undecided",
         "T1.perplexity": "not comparable",
         "T2.llama2-70b": "not run",
@@ -190,7 +190,7 @@ def test_the_page_shows_statement_number_and_rule(tmp_path):
     control = next(line for line in page.splitlines() if line.startswith("| C.improves"))
     assert "holds" in control
     task = next(line for line in page.splitlines() if line.startswith("| T1.no-degradation"))
-    assert "+0.0 ± 0.0 points (n=10, 3 % of positions beyond the window)" in task
+    assert "+0.0 ± 10.0 points (n=10, 3 % of positions beyond the window)" in task
     assert "-9.5" in control
 
 

@@ -57,6 +57,8 @@ def gated_attention(
     _, heads, queries, width = query.shape
     shared = heads // key.shape[1]
     factor, bias, empty = _terms(assignment, queries, gate, steepness, window, sinks, sliding_window, padding_mask)
+    if not torch.is_grad_enabled():  # like the other attentions; training does without, for its speed
+        query, key = query.to(torch.promote_types(query.dtype, torch.float32)), key.to(torch.float32)
     grouped = (query * (width**-0.5 if scale is None else scale)).unflatten(1, (-1, shared))
     scores = torch.matmul(grouped, key[:, :, None].transpose(-1, -2))
     scores = scores.to(torch.promote_types(scores.dtype, torch.float32))

@@ -59,7 +59,7 @@ def write_result(
             "dtype": dtype,
             "backend": backend,
             "seconds": round(time.time() - started, 1),
-            "peak_memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+            "peak_memory_mib": _peak_memory_mib(),
             "argv": ["focus", *sys.argv[1:]],
         },
     }
@@ -127,6 +127,11 @@ def processor() -> str:
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     return platform.processor() or platform.machine()
+
+
+def _peak_memory_mib() -> int:
+    """The system counts in KiB, macOS in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (2**20 if sys.platform == "darwin" else 2**10)
 
 
 def _threads() -> int | None:

@@ -40,7 +40,7 @@ class Router(nn.Module):
         self.attention: Attention = "hard"
         self.top_k = config.top_k
         self.observed: dict[str, float] | None = None
-        self.backend: str | None = None  # of hard attention, while observed
+        self.backend: str | None = None  # of the last hard attention
         self.calibration: list[Tensor] | None = None
         self._received: tuple[Tensor, Cache | None] | None = None
         self._trained_on: tuple[Tensor, Tensor | None] | None = None
@@ -126,10 +126,9 @@ class Router(nn.Module):
         if dropout:
             raise UserError(f"attention: hard has no attention dropout, got {dropout}; use soft, or model.eval()")
         groups = self._groups(assignment)
-        if self.observed is not None:
-            self.backend = choose_backend(
-                query, value, groups, softcap=settings["softcap"], padding_mask=settings["padding_mask"]
-            )
+        self.backend = choose_backend(
+            query, value, groups, softcap=settings["softcap"], padding_mask=settings["padding_mask"]
+        )
         return focus_attention(query, key, value, groups, **settings)
 
     def _decode(
@@ -146,9 +145,9 @@ class Router(nn.Module):
         sinks = self.config.sinks
         form = {"group": self._groups, "top_k": self.top_k, "window": self.config.window, "sinks": sinks}
         out = memory.attend(query, key, value, assignment, padding_mask, **form, **settings)
+        self.backend = f"grouped/{choose_pieces(query, value, scale=None, softcap=settings['softcap']).name}"
         if self.observed is not None:
             self._observe(memory.assignments, memory.ordinals <= sinks, padding_mask, settings["sliding_window"])
-            self.backend = f"grouped/{choose_pieces(query, value, scale=None, softcap=settings['softcap']).name}"
         return out
 
     def _groups(self, assignment: Tensor) -> Tensor:

@@ -59,10 +59,14 @@ def top_k_membership(assignment: Tensor, k: int) -> Tensor:
 
 
 def dominance(assignment: Tensor, padding_mask: Tensor | None = None) -> float:
-    """Share of the real tokens of a batch whose largest group is the fullest one: 1/K is even, 1 is collapse."""
-    largest = assignment.argmax(dim=-1)
-    real = largest.flatten() if padding_mask is None else largest[padding_mask]
-    return torch.bincount(real).max().item() / real.numel()
+    """Share of a sequence's real tokens that are in its fullest group, averaged over the batch.
+
+    1/K is even, 1 is collapse; a token counts for its largest group.
+    """
+    groups = assignment.argmax(dim=-1)
+    real = groups if padding_mask is None else [row[mask] for row, mask in zip(groups, padding_mask, strict=True)]
+    shares = [torch.bincount(row).max().item() / len(row) for row in real if len(row)]
+    return sum(shares) / len(shares)
 
 
 def pairs_kept(

@@ -70,7 +70,7 @@ class Focus(MethodKind):
         return settings.adapter.balance != "sinkhorn"
 
     def backend(self, model: PreTrainedModel) -> str:
-        """focus, the attention chosen and what computed it where observed, or what full attention runs."""
+        """focus, the attention chosen and what last computed it, or what full attention runs."""
         composition = model.focus_composition
         if composition.attention == "full":
             return composition.implementation

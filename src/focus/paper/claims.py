@@ -23,6 +23,7 @@ from focus.paper.statistics import Measured
 from focus.provenance import write_atomically
 
 EXACT = 1e-4
+ROUNDING = 1e-2  # percent of a perplexity by which kernels differ that add in another order
 HERE = "this machine"
 UNITS = {"perplexity": "", "pairs_kept": " %", "far_pairs_kept": " %"}
 
@@ -143,7 +144,7 @@ def judge(claim: Claim, value: float, error: float) -> str:
 
 
 def _ordering(claim: Claim, value: float, error: float) -> str:
-    if abs(value) + 2 * error <= EXACT:
+    if abs(value) + 2 * error <= (ROUNDING if claim.metric == "perplexity" else EXACT):
         return "contradicted"
     signed, margin = -value if claim.relation == "below" else value, claim.tolerance * error
     return "reproduced" if signed > margin else "contradicted" if signed < -margin else "undecided"
@@ -159,7 +160,10 @@ def _bound(claim: Claim, value: float, error: float) -> str:
 
 
 def _identity(claim: Claim, value: float, error: float) -> str:
-    return "reproduced" if abs(value) <= EXACT else _near(abs(value), error, claim.tolerance)
+    most = abs(value) + 2 * error
+    if most <= claim.tolerance:
+        return "reproduced" if most <= EXACT else "within tolerance"
+    return "contradicted" if abs(value) - 2 * error > claim.tolerance else "undecided"
 
 
 def _value(claim: Claim, value: float, error: float) -> str:
@@ -178,7 +182,7 @@ def measure(claim: Claim, run: Run, other: Run | None) -> list[Measured]:
     """The claim's metric for one run, one value a task for accuracy: percent, points, or the plain number.
 
     The error of an accuracy's change is at least one item, since few items without a flip do not prove that there are
-    none; an identity is about the items themselves, so it takes the error as it is.
+    none.
     """
     if claim.metric == "accuracy":
         return [_accuracy(claim, task, run, other) for task in run.tasks]
@@ -194,9 +198,8 @@ def measure(claim: Claim, run: Run, other: Run | None) -> list[Measured]:
 
 
 def _accuracy(claim: Claim, task: str, run: Run, other: Run) -> Measured:
-    flips = statistics.flips(run.tasks[task]["correct"], other.tasks[task]["correct"])
-    least = 0.0 if claim.kind == "identity" else 1 / flips.items
-    return Measured(task, 100 * flips.change, 100 * max(flips.error, least))
+    flips = statistics.flips(*(statistics.scored(each.tasks[task]) for each in (run, other)))
+    return Measured(task, 100 * flips.change, 100 * max(flips.error, 1 / flips.items))
 
 
 def _gather(experiment: Experiment, root: Path, partial: bool) -> dict[tuple, Entry]:

@@ -196,12 +196,12 @@ def _metrics(entry: Entry, run: Run, base: Entry | None, seed: int) -> Iterator[
             if name in values:
                 yield line("perplexity", f"layer{layer}_{name}", values[name])
     for task, values in run.tasks.items():
-        share, error = statistics.accuracy(values["correct"])
+        share, error = statistics.accuracy(statistics.scored(values))
         yield line("downstream", task, 100 * share, error and 100 * error, printed_value(entry, task))
         yield line("downstream", f"{task}_items", values["items"])
         yield line("downstream", f"{task}_beyond_window", values["beyond_window"])
         if other and entry is not base and task in other.tasks:
-            flips = statistics.flips(values["correct"], other.tasks[task]["correct"])
+            flips = statistics.flips(statistics.scored(values), statistics.scored(other.tasks[task]))
             yield line("downstream", f"{task}_change", 100 * flips.change, 100 * flips.error)
             yield line("downstream", f"{task}_gained", flips.gained)
             yield line("downstream", f"{task}_lost", flips.lost)

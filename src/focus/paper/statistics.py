@@ -104,6 +104,14 @@ def spread(values: list[float]) -> float | None:
     return stdev(values) if len(values) > 1 else None
 
 
+def scored(values: dict) -> list[int]:
+    """The items of a task that are right, as the paper scores them: by length-normalised likelihood where there is one.
+
+    The printed GPT-2 rows are lm-eval's acc_norm for HellaSwag, ARC-Easy and PIQA, and acc for LAMBADA.
+    """
+    return values.get("correct_norm") or values["correct"]
+
+
 def accuracy(correct: list[int]) -> tuple[float, float | None]:
     """Share of 1s, and its standard error over items."""
     share = fmean(correct)

@@ -129,13 +129,13 @@ def _accuracy(entries: list[Entry], base: Entry | None) -> tuple[list[str], list
 
 
 def _score(entry: Entry, base: Entry | None, task: str) -> str:
-    measured = [statistics.accuracy(run.tasks[task]["correct"]) for run in entry.runs.values()]
+    measured = [statistics.accuracy(statistics.scored(run.tasks[task])) for run in entry.runs.values()]
     values, errors = zip(*measured, strict=True)
     shown = f"{100 * fmean(values):.1f}" + ("" if None in errors else f" ± {100 * fmean(errors):.1f}")
     if base is None or entry is base:
         return shown
     flips = [
-        statistics.flips(run.tasks[task]["correct"], other.tasks[task]["correct"])
+        statistics.flips(*(statistics.scored(each.tasks[task]) for each in (run, other)))
         for run, other in rows.pairs(entry, base)
     ]
     gained, lost = fmean(each.gained for each in flips), fmean(each.lost for each in flips)
@@ -233,6 +233,7 @@ def _notes(entries: list[Entry], exhibit: Exhibit, experiment: Experiment, root:
     ]
     if exhibit.downstream:
         notes.append(
+            "Accuracy is length-normalised where lm-eval has it (all but LAMBADA), as the printed GPT-2 rows are. "
             "± of an accuracy: standard error over items; (+gained -lost): items that change against pretrained. Where "
             "few positions see beyond the window, hardly any item can change, whatever the groups."
         )
