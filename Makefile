@@ -9,14 +9,15 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: reproduce headline test env
 reproduce: $(READY)
-	snakemake --cores all
+	.venv/bin/snakemake --cores all
 
 headline: $(READY)
-	snakemake --cores all headline
+	.venv/bin/snakemake --cores all headline
 
 test: $(READY)
-	ruff check . && ruff format --check . && snakefmt --check Snakefile workflow && snakemake --lint
-	pytest
+	.venv/bin/ruff check . && .venv/bin/ruff format --check .
+	.venv/bin/snakefmt --check Snakefile workflow && .venv/bin/snakemake --lint
+	.venv/bin/pytest
 
 env: $(READY)
 
@@ -24,5 +25,5 @@ env: $(READY)
 $(READY): envs/requirements.lock
 	$(PYTHON) -m venv --clear .venv
 	.venv/bin/pip install --requirement envs/requirements.lock
-	.venv/bin/pip install --no-deps --editable .
+	.venv/bin/pip install --no-deps --no-build-isolation --editable .
 	touch $@

@@ -2,4 +2,4 @@
 # Run by Snakemake inside the new environment, from the repository.
 set -euo pipefail
 python -m pip install --requirement envs/requirements.lock
-python -m pip install --no-deps --editable .
+python -m pip install --no-deps --no-build-isolation --editable .

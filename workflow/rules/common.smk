@@ -64,6 +64,13 @@ pathvars:
     results=f"results/{experiment.scale}",
 
 
+# A job waits while the memory it needs is taken, unless the command line names another amount.
+if "mem_mb" not in workflow.global_resources:
+    workflow.register_resource(
+        "mem_mb", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2**20
+    )
+
+
 def alternatives(names):
     """A regular expression for exactly these names; for none, one that matches nothing."""
     return "|".join(map(re.escape, names)) or "(?!)"

@@ -156,11 +156,25 @@ def _measured_on(entries: list[Entry], manifest: dict) -> list[str]:
             f"{len(run.windows)} windows, {metrics['tokens']:,} tokens scored, from held-out {held_out}; "
             f"{provenance['dtype']} on {provenance['device']}."
         )
+    adapters = [line for entry in entries if (line := _adapter(entry))]
+    if adapters:
+        lines.append("Adapters: " + "; ".join(dict.fromkeys(adapters)) + ".")
     trained = [line for entry in entries if (line := _trained(entry))]
     if trained:
         lines.append("Trained: " + "; ".join(dict.fromkeys(trained)) + ".")
     lines += dict.fromkeys(f"{entry.label}: {entry.reason}." for entry in entries if entry.reason)
     return lines
+
+
+def _adapter(entry: Entry) -> str | None:
+    """What distinguishes a row's adapter from the paper's: groups, gate, balance, sinks."""
+    adapter = entry.first.results["perplexity"]["settings"]["settings"]["adapter"] if entry.runs else None
+    if adapter is None:
+        return None
+    return (
+        f"{entry.method_label}: K={adapter['groups']}, gate {adapter['gate']}, balance {adapter['balance']}, "
+        f"{adapter['sinks'] or 'no'} sinks"
+    )
 
 
 def _trained(entry: Entry) -> str | None:
