@@ -81,6 +81,56 @@ def test_readme_explains_every_key():
         ("models: [a]\nmodel_settings: {a: {context: 9, window: 1}}", "models: expected a model of the registry"),
         ("figures: {quality: {rows: [{method: focs}]}}", "figures.quality.rows.0.method: expected a key of methods"),
         ("- 1", "expected a mapping of keys, got list"),
+        (
+            "model_settings: {gpt2-mini: {pretraining: {context: 512}}}",
+            "model_settings.gpt2-mini: pretraining.context must be at least context (1024), got 512",
+        ),
+        (
+            "model_settings: {gpt2-mini: {pretraining: {heads: 3}}}",
+            "pretraining: width must be a multiple of heads (3)",
+        ),
+        (
+            "evaluation: {perplexity: {stride: 513}}",
+            "evaluation.perplexity.stride: expected at most the context of smollm2-135m-instruct (512), got 513",
+        ),
+        ("seeds: [1, 0, 1]", "seeds: expected each value once, got 1 2 times"),
+        ("model_settings: {gpt2-mini: {seeds: [3, 3]}}", "gpt2-mini.seeds: expected each value once, got 3 2 times"),
+        ("models: [gpt2-mini, gpt2-mini]", "models: expected each value once, got gpt2-mini 2 times"),
+        ("tables: {table1: {models: [gpt2-mini, gpt2-mini]}}", "tables.table1.models: expected each value once"),
+        (
+            "methods: {full-finetuning: {training: {phases: [{trains: centroids, steps: 1, learning_rate: 1.0}]}}}",
+            "methods.full-finetuning: training.phases must all train everything",
+        ),
+        ("methods: {focus: {sinks: 4}}", "methods.focus.sinks: belongs to kind window"),
+        ("methods: {pretrained: {sinks: 0}}", "methods.pretrained.sinks: belongs to kind window"),
+        ("methods: {focus: {adapter: {window: 64}}}", "methods.focus.adapter.window: comes from model_settings"),
+        ("methods: {focus: {training: {clip: .inf}}}", "training.clip: expected a finite number, got inf"),
+        ("methods: {focus: {training: {weight_decay: .inf}}}", "weight_decay: expected a finite number, got inf"),
+        ("speed: {seconds: .nan}", "speed.seconds: expected a finite number, got nan"),
+        (
+            "tables: {table1: {rows: [{method: window, paper: table1.windw}]}}",
+            "tables.table1.rows.0.paper: expected a printed row",
+        ),
+        ("figures: {quality: {rows: [{method: window}]}}", "figures.quality.rows: expected a row of kind pretrained"),
+        (
+            "tables: {train: {title: a, corpus: austen, rows: [{method: window}]}}",
+            "tables.train: expected a name that no rule or target of the workflow has",
+        ),
+        (
+            "figures: {model_gpt2_mini: {title: a, corpus: austen, rows: [{method: pretrained}]}}",
+            "figures.model_gpt2_mini: expected a name that no rule",
+        ),
+        (
+            "model_settings: {gpt2-mini: {dtype: bfloat16}}",
+            "model_settings.gpt2-mini.dtype: expected float32, since weights that train must be float32 and "
+            "full-finetuning trains everything, got bfloat16",
+        ),
+        (
+            "models: [gpt2-mini]\nmodel_settings: {gpt2-mini: {dtype: bfloat16}}\n"
+            "methods: {focus: {training: {phases: [{trains: everything, steps: 1, learning_rate: 1.0}]}}}\n"
+            "tables: {table1: {rows: [{method: focus}]}}\nfigures: {quality: {rows: [{method: pretrained}]}}",
+            "must be float32 and focus trains everything",
+        ),
     ],
 )
 def test_a_mistake_names_file_and_key_in_one_line(overlay, text, line):
@@ -90,6 +140,21 @@ def test_a_mistake_names_file_and_key_in_one_line(overlay, text, line):
     assert re.match(r"\S+/over\.yaml: ", message)
     assert line in message
     assert "\n" not in message
+
+
+def test_frozen_weights_may_be_bfloat16(overlay):
+    centroids_only = "{rows: [{method: pretrained}, {method: focus, attention: soft}]}"
+    experiment = overlay(
+        "model_settings: {gpt2-mini: {dtype: bfloat16}}\n"
+        f"tables: {{table1: {centroids_only}}}\nfigures: {{quality: {centroids_only}}}"
+    )
+    assert experiment.model_settings["gpt2-mini"].dtype == "bfloat16"
+
+
+def test_no_exhibit_may_be_named_like_a_rule_of_the_workflow():
+    workflow = [CONFIG.parent / "Snakefile", *(CONFIG.parent / "workflow" / "rules").glob("*.smk")]
+    rules = {name for path in workflow for name in re.findall(r"^\s*rule (\w+):", path.read_text(), re.MULTILINE)}
+    assert rules == scales.RULES
 
 
 def test_a_mistake_is_laid_at_the_file_that_made_it(overlay, tmp_path):
@@ -118,6 +183,11 @@ def test_every_row_names_a_printed_row_that_exists():
     experiment = scales.load([BASE])
     rows = [row for exhibit in [*experiment.tables.values(), *experiment.figures.values()] for row in exhibit.rows]
     assert all(printed.row(row.paper) for row in rows if row.paper)
+
+
+def test_a_scale_survives_the_trip_through_the_command_line():
+    experiment = scales.load([BASE])
+    assert Experiment.model_validate_json(experiment.model_dump_json()) == experiment
 
 
 def test_jobs_survive_the_trip_through_the_command_line():

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Gate = Literal["printed", "centred", "log_sigmoid", "exponential"]
 Balance = Literal["sinkhorn", "potentials", "softmax"]
@@ -17,16 +17,27 @@ Task = Literal["hellaswag", "arc_easy", "piqa", "lambada"]
 
 Precision = Literal["auto", "float32", "bfloat16"]
 
+T = TypeVar("T")
+
+
+def _distinct(values: list[T]) -> list[T]:
+    for value in values:
+        if values.count(value) > 1:
+            raise ValueError(f"expected each value once, got {value} {values.count(value)} times")
+    return values
+
+
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+Distinct = Annotated[list[T], Field(min_length=1, json_schema_extra={"uniqueItems": True}), AfterValidator(_distinct)]
 
 
 class Strict(BaseModel):
-    """No unknown keys, no silent conversion (the YAML string `1e-3` is not a number), no later change."""
+    """No unknown keys, no silent conversion (the YAML string `1e-3` is no number), finite numbers, no later change."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
 
 
 class FocusConfig(Strict):
@@ -37,7 +48,9 @@ class FocusConfig(Strict):
 
     groups: Count = Field(8, description="K, the number of groups a layer sorts its tokens into")
     top_k: Count = Field(1, description="k, the groups a token joins when attention is hard")
-    window: NonNegative = Field(128, description="w: keys at a distance of at most w are always seen")
+    window: NonNegative = Field(
+        128, description="w: keys at a distance of at most w are always seen; a config file sets it per model"
+    )
     routing_dim: Count = Field(16, description="d_g, the width of the routing projection")
     temperature: Positive = Field(0.1, description="tau, which sharpens the assignment")
     sinkhorn_iterations: Count = Field(10, description="N, the normalisations over tokens then groups")
@@ -97,14 +110,20 @@ class Pretraining(Strict):
     learning_rate: Positive = Field(description="peak learning rate of AdamW")
     batch_size: Count = Field(1, description="windows a forward pass takes")
     accumulation: Count = Field(1, description="forward passes an optimiser step takes")
-    context: Count = Field(1024, description="tokens a window holds")
+    context: Count = Field(1024, description="tokens a window holds, at least the model's context")
     warmup: float = Field(0.05, ge=0, lt=1, description="share of the steps in which the rate rises")
     clip: Positive = Field(1.0, description="largest gradient norm")
     weight_decay: float = Field(0.1, ge=0, description="AdamW's weight decay")
     checkpoint_every: Count = Field(50, description="steps between checkpoints")
     layers: Count = Field(4, description="transformer layers")
-    width: Count = Field(256, description="hidden size")
+    width: Count = Field(256, description="hidden size, a multiple of heads")
     heads: Count = Field(4, description="attention heads")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Pretraining:
+        if self.width % self.heads:
+            raise ValueError(f"width must be a multiple of heads ({self.heads}), got {self.width}")
+        return self
 
 
 class ModelSettings(Strict):
@@ -112,8 +131,10 @@ class ModelSettings(Strict):
 
     context: Count = Field(description="T, tokens a window holds in training and evaluation")
     window: NonNegative = Field(description="w of every sparse method on this model")
-    seeds: list[NonNegative] | None = Field(None, description="null means the scale's seeds")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="of the frozen weights in memory")
+    seeds: Distinct[NonNegative] | None = Field(None, description="null means the scale's seeds")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="of the weights in memory; float32 where a method trains everything"
+    )
     placement: Literal["single", "auto"] = Field("single", description="one device, or spread over all by accelerate")
     gradient_checkpointing: bool = Field(False, description="recompute activations to save memory")
     pretraining: Pretraining | None = Field(None, description="only for models trained from scratch by a rule")
@@ -122,6 +143,10 @@ class ModelSettings(Strict):
     def _consistent(self) -> ModelSettings:
         if self.window >= self.context:
             raise ValueError(f"window must be below context ({self.context}), got {self.window}")
+        if self.pretraining and self.pretraining.context < self.context:
+            raise ValueError(
+                f"pretraining.context must be at least context ({self.context}), got {self.pretraining.context}"
+            )
         return self
 
 
@@ -140,7 +165,14 @@ class Method(Strict):
             raise ValueError(f"adapter belongs to kind focus and only there, got kind {self.kind}")
         if (self.training is not None) != (self.kind in ("focus", "full_finetuning")):
             raise ValueError(f"training belongs to kinds focus and full_finetuning, got kind {self.kind}")
+        if self.kind == "full_finetuning" and any(phase.trains != "everything" for phase in self.training.phases):
+            raise ValueError("training.phases must all train everything for kind full_finetuning, got centroids")
         return self
+
+    @property
+    def trains_everything(self) -> bool:
+        """Whether a phase moves the model's own weights."""
+        return self.training is not None and any(phase.trains == "everything" for phase in self.training.phases)
 
 
 class Row(Strict):
@@ -167,7 +199,9 @@ class Perplexity(Strict):
     """Held-out perplexity: windows spread evenly over the held-out documents, each read without earlier context."""
 
     windows: Count = Field(description="windows in all")
-    stride: Count | None = Field(None, description="tokens between windows' scored parts; null means the context")
+    stride: Count | None = Field(
+        None, description="tokens between windows' scored parts; null means the context, the most"
+    )
     batch_size: Count = Field(1, description="windows a forward pass takes")
     precision: Precision = Field("float32", description="of the model's products; see the scale's precision")
 
@@ -192,8 +226,10 @@ class Exhibit(Strict):
 
     title: str = Field(description="the caption's first sentence")
     corpus: Name = Field(description="the corpus it is trained and evaluated on")
-    models: list[Name] | None = Field(None, description="null means the scale's models")
-    rows: list[Row] = Field(min_length=1, description="one row of the table, or one point of the figure")
+    models: Distinct[Name] | None = Field(None, description="null means the scale's models")
+    rows: list[Row] = Field(
+        min_length=1, description="one row of the table, or one point of the figure, which needs a pretrained one"
+    )
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
 
 
@@ -238,8 +274,8 @@ class Experiment(Strict):
 
     schema_version: Literal[1] = Field(description="version of this schema")
     scale: Name = Field(description="the folder under results/")
-    models: list[Name] = Field(min_length=1, description="the models this run covers (a slice names fewer)")
-    seeds: list[NonNegative] = Field(min_length=1, description="every trained row is repeated for each")
+    models: Distinct[Name] = Field(description="the models this run covers (a slice names fewer)")
+    seeds: Distinct[NonNegative] = Field(description="every trained row is repeated for each")
     precision: Precision = Field(
         "auto",
         description="of training's products; auto is bfloat16 where the processor has it, else float32",
@@ -253,15 +289,35 @@ class Experiment(Strict):
 
     @model_validator(mode="after")
     def _consistent(self) -> Experiment:
+        stride = self.evaluation.perplexity.stride or 0
         for name in self.models:
             _known(name, self.model_settings, "models", "model_settings")
+            context = self.model_settings[name].context
+            if stride > context:
+                raise ValueError(
+                    f"evaluation.perplexity.stride: expected at most the context of {name} ({context}), got {stride}"
+                )
         for kind in ("tables", "figures"):
             for key, exhibit in getattr(self, kind).items():
                 for name in exhibit.models or []:
                     _known(name, self.model_settings, f"{kind}.{key}.models", "model_settings")
                 for number, row in enumerate(exhibit.rows):
                     self._check_row(row, f"{kind}.{key}.rows.{number}")
+                self._check_dtypes(exhibit)
+        for key, exhibit in self.figures.items():
+            if all(self.methods[row.method].kind != "pretrained" for row in exhibit.rows):
+                raise ValueError(f"figures.{key}.rows: expected a row of kind pretrained to measure against, got none")
         return self
+
+    def _check_dtypes(self, exhibit: Exhibit) -> None:
+        trained = [row.method for row in exhibit.rows if self.methods[row.method].trains_everything]
+        for model in self.models:
+            dtype = self.model_settings[model].dtype
+            if trained and dtype != "float32" and model in (exhibit.models or self.models):
+                raise ValueError(
+                    f"model_settings.{model}.dtype: expected float32, since weights that train must be float32 and "
+                    f"{trained[0]} trains everything, got {dtype}"
+                )
 
     def _check_row(self, row: Row, where: str) -> None:
         _known(row.method, self.methods, f"{where}.method", "methods")

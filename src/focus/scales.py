@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 
 import yaml
@@ -17,8 +18,15 @@ from pydantic import ValidationError
 from focus import corpora, models
 from focus.config import Experiment
 from focus.errors import UserError
+from focus.paper import printed
 
 COMMAND_LINE = "--config"
+# The workflow's own rules and targets; each table and figure becomes a target beside them.
+RULES = {
+    *("all", "tables", "figures", "table", "figure", "claims", "reference"),
+    *("speed", "table6", "table7speed", "bench_attention", "speed_table", "speed_figure"),
+    *("fetch_model", "fetch_corpus", "fetch_benchmark", "pretrain", "train", "perplexity", "downstream"),
+}
 
 
 def load(files: list[Path], overrides: Sequence[str] = ()) -> Experiment:
@@ -37,7 +45,7 @@ def load(files: list[Path], overrides: Sequence[str] = ()) -> Experiment:
         experiment = Experiment.model_validate(settings)
     except ValidationError as error:
         raise UserError(_one_line(error, layers)) from None
-    for key, problem in _unregistered(experiment):
+    for key, problem in chain(_unregistered(experiment), _misplaced(experiment), _exhibits(experiment)):
         raise UserError(f"{_home(key, layers)}: {key}: {problem}")
     return experiment
 
@@ -123,6 +131,28 @@ def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
     for key, corpus in used.items():
         if corpus not in corpora.REGISTRY:
             yield key, f"expected a corpus of the registry ({', '.join(corpora.REGISTRY)}), got {corpus}"
+
+
+def _misplaced(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """(key, problem) for every key a file gives that another key decides; jobs, written in full, may hold both."""
+    for name, method in experiment.methods.items():
+        if "sinks" in method.model_fields_set and method.kind != "window":
+            yield f"methods.{name}.sinks", f"belongs to kind window (kind focus: adapter.sinks), got kind {method.kind}"
+        if method.adapter is not None and "window" in method.adapter.model_fields_set:
+            yield f"methods.{name}.adapter.window", "comes from model_settings.<model>.window, leave it out here"
+
+
+def _exhibits(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """(key, problem) for every table and figure whose name is a rule's or whose printed rows do not exist."""
+    for kind in ("tables", "figures"):
+        for name, exhibit in getattr(experiment, kind).items():
+            if name in RULES or name.startswith("model_"):
+                yield f"{kind}.{name}", f"expected a name that no rule or target of the workflow has, got {name}"
+            for number, row in enumerate(exhibit.rows):
+                try:
+                    row.paper is None or printed.row(row.paper)
+                except UserError as error:
+                    yield f"{kind}.{name}.rows.{number}.paper", str(error).removeprefix("paper: ")
 
 
 def _home(key: str, layers: list[tuple[str, Mapping]]) -> str:
