@@ -124,6 +124,15 @@ def test_items_come_from_a_shuffle_that_more_items_only_extend(tmp_path):
         downstream.choose_items(path, 51)
 
 
+def test_an_item_may_hold_separators_that_end_no_line_of_json(tmp_path):
+    path = tmp_path / "items.jsonl"
+    texts = ["a\u2028b", "c\x85d", "e\u2029f"]
+    path.write_text("".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts), encoding="utf-8")
+    assert {item["text"] for item in downstream.choose_items(path, 3)} == set(texts)
+    with pytest.raises(UserError, match="found 3"):
+        downstream.choose_items(path, 4)
+
+
 @pytest.fixture
 def world(tmp_path, monkeypatch):
     monkeypatch.setenv("FOCUS_CACHE", str(tmp_path / "cache"))

@@ -78,7 +78,7 @@ def run(job: DownstreamJob, *, model: Path, benchmarks: dict[str, Path], weights
 
 def choose_items(path: Path, count: int) -> list[dict]:
     """The first `count` items of a JSONL file after a seeded shuffle, so that a larger count only adds items."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
     if count > len(lines):
         raise UserError(f"{path}: expected at least {count} items, found {len(lines)}")
     random.Random(SHUFFLE_SEED).shuffle(lines)
