@@ -5,6 +5,7 @@ import math
 import multiprocessing
 import resource
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,14 +13,15 @@ from safetensors.torch import load_file
 from tiny import byte_tokenizer, focus_method, make_world, tiny_model, train_job
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM
 
-from focus import pretraining, training
+from focus import jobs, pretraining, scales, trainer, training
+from focus.checkpoint import Checkpoints, writing
 from focus.config import Method, Phase, Pretraining, Training
 from focus.errors import UserError
 from focus.jobs import PretrainJob
 from focus.loss import mean_loss, token_losses
 from focus.models import load_model
 from focus.precision import product_dtype
-from focus.provenance import read_result
+from focus.provenance import PACKAGE, read_result, sources
 
 CENTROIDS = Phase(trains="centroids", steps=5, learning_rate=1e-2)
 EVERYTHING = Phase(trains="everything", steps=4, learning_rate=1e-3)
@@ -49,13 +51,13 @@ def numbers(outputs):
 
 def slowly(world, job, name):
     """Runs in a process of its own, to be killed."""
-    quick = training.mean_loss
+    quick = trainer.mean_loss
 
     def slow(*arguments):
         time.sleep(0.1)
         return quick(*arguments)
 
-    training.mean_loss = slow
+    trainer.mean_loss = slow
     run(world, job, name)
 
 
@@ -78,7 +80,7 @@ def two_phases(**settings):
 
 def test_a_run_interrupted_by_an_error_ends_with_the_same_numbers(world, monkeypatch):
     expected = numbers(run(world, two_phases(), "whole"))
-    quick = training.mean_loss
+    quick = trainer.mean_loss
     for steps_before_failure in (3, 2, 3):
         calls = iter(range(steps_before_failure))
 
@@ -87,10 +89,10 @@ def test_a_run_interrupted_by_an_error_ends_with_the_same_numbers(world, monkeyp
                 raise KeyboardInterrupt
             return quick(*arguments)
 
-        monkeypatch.setattr(training, "mean_loss", failing)
+        monkeypatch.setattr(trainer, "mean_loss", failing)
         with pytest.raises(KeyboardInterrupt):
             run(world, two_phases(), "cut")
-    monkeypatch.setattr(training, "mean_loss", quick)
+    monkeypatch.setattr(trainer, "mean_loss", quick)
     assert numbers(run(world, two_phases(), "cut")) == expected
     assert len(expected[1]) == 9
     assert {record["phase"] for record in expected[1]} == {"centroids", "everything"}
@@ -98,7 +100,7 @@ def test_a_run_interrupted_by_an_error_ends_with_the_same_numbers(world, monkeyp
 
 def test_a_run_killed_twice_ends_with_the_same_numbers(world):
     expected = numbers(run(world, two_phases(), "whole"))
-    log = world.outputs("cut")["log"]
+    log = world.outputs("cut")["checkpoints"] / "log.jsonl"
     for steps in (3, 6):
         process = start_slow_run(world, two_phases(), "cut")
         wait_for(lambda steps=steps: log.exists() and len(log.read_text().splitlines()) >= steps)
@@ -111,8 +113,8 @@ def test_a_run_killed_twice_ends_with_the_same_numbers(world):
 def test_a_second_process_waits_for_the_first_and_keeps_its_work(world, monkeypatch, capsys):
     process = start_slow_run(world, two_phases(), "shared")
     outputs = world.outputs("shared")
-    wait_for(outputs["log"].exists)
-    monkeypatch.setattr(training, "mean_loss", lambda *arguments: pytest.fail("trained again"))
+    wait_for((outputs["checkpoints"] / "log.jsonl").exists)
+    monkeypatch.setattr(trainer, "mean_loss", lambda *arguments: pytest.fail("trained again"))
     run(world, two_phases(), "shared")
     assert process.exitcode in (0, None)
     assert "waiting for another process" in capsys.readouterr().out
@@ -183,7 +185,8 @@ def test_the_log_tells_loss_dominance_and_far_pairs(world):
     assert all(record["loss"] > 0 and record["gradient_norm"] > 0 for record in log)
     for record in (log[0], log[-1]):
         assert len(record["layers"]) == 2
-        assert all(0.25 <= layer["dominance"] <= 1 and 0 < layer["far_pairs_kept"] < 1 for layer in record["layers"])
+        assert all(0.25 <= layer["dominance"] <= 1 for layer in record["layers"])
+        assert all(0 < layer["far_pairs_kept"] < layer["pairs_kept"] < 1 for layer in record["layers"])
 
 
 def test_accumulation_equals_a_larger_batch(world):
@@ -222,12 +225,92 @@ def test_full_finetuning_learns_the_text(world):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(world, monkeypatch):
-    monkeypatch.setattr(training, "mean_loss", lambda *arguments: torch.tensor(float("nan"), requires_grad=True))
+    monkeypatch.setattr(trainer, "mean_loss", lambda *arguments: torch.tensor(float("nan"), requires_grad=True))
     with pytest.raises(
         UserError, match=r"training step 1: expected a finite loss, got nan; lower phases.learning_rate"
     ):
         run(world, two_phases(), "nan")
     assert not world.outputs("nan")["output"].exists()
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_and_is_in_no_checkpoint(world, monkeypatch):
+    quick, calls = trainer.mean_loss, iter(range(3))
+
+    def overflowing(*arguments):
+        loss = quick(*arguments)
+        if next(calls, None) is None:
+            loss.register_hook(lambda gradient: gradient * math.inf)
+        return loss
+
+    job = train_job(focus_method([EVERYTHING], checkpoint_every=1))
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "mean_loss", overflowing)
+        with pytest.raises(UserError, match=r"training step 4: expected a finite gradient norm, got (nan|inf); lower"):
+            run(world, job, "steep")
+    saved = torch.load(world.outputs("steep")["checkpoints"] / "latest.pt")
+    assert saved["state"]["step"] == 3
+    assert all(tensor.isfinite().all() for tensor in saved["tensors"].values())
+    assert numbers(run(world, job, "steep")) == numbers(run(world, job, "whole"))
+
+
+def test_the_checkpoint_outlives_every_output(world, monkeypatch):
+    job, outputs = two_phases(), world.outputs("whole")
+    remove, present = Checkpoints.remove, []
+
+    def look(store):
+        present.extend(outputs[name].exists() for name in ("weights", "log", "output"))
+        assert store.path.exists()
+        remove(store)
+
+    monkeypatch.setattr(Checkpoints, "remove", look)
+    run(world, job, "whole")
+    assert present == [True, True, True]
+    assert not (outputs["checkpoints"] / "latest.pt").exists()
+
+
+def test_a_checkpoint_belongs_to_a_dtype_a_device_and_a_number_of_threads(monkeypatch):
+    def of(dtype=torch.float32, device="cpu", threads=1):
+        monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+        return trainer.fingerprint({}, "code", {}, dtype, torch.device(device))
+
+    assert of() == of()
+    assert len({of(), of(dtype=torch.bfloat16), of(device="cuda"), of(threads=2)}) == 4
+
+
+def test_only_failures_to_write_become_one_line():
+    full = OSError(28, "No space left on device")
+    for error in (full, RuntimeError("PytorchStreamWriter failed writing file data/0")):
+        with (
+            pytest.raises(UserError, match=r"^out: expected to write it, got (No space|Pytorch)"),
+            writing(Path("out")),
+        ):
+            raise error
+    with pytest.raises(RuntimeError, match="share memory"), writing(Path("out")):
+        raise RuntimeError("Some tensors share memory")
+
+
+def test_pretraining_does_not_depend_on_focus_code():
+    names = {path.relative_to(PACKAGE).as_posix() for path in sources("focus.pretraining")}
+    focus_code = {"adapter.py", "router.py", "memory.py", "gates.py", "attention/reference.py"}
+    assert "trainer.py" in names
+    assert not names & focus_code
+    assert not [name for name in names if name.startswith("attention/")]
+    assert focus_code < {path.relative_to(PACKAGE).as_posix() for path in sources("focus.training")}
+
+
+def test_a_renamed_method_trains_and_evaluates_nothing_again():
+    base = Path(__file__).parents[1] / "config" / "config.yaml"
+
+    def made(*overrides):
+        experiment = scales.load([base], overrides)
+        place = (experiment, "gpt2-mini", "austen", "focus")
+        rows = [make(*place, "hard-k2", 0) for make in (jobs.perplexity_job, jobs.downstream_job)]
+        return [jobs.train_job(*place, 0), *rows]
+
+    assert made("methods={focus: {label: Other name}}") == made()
+    assert all(
+        job != before for job, before in zip(made("methods={focus: {adapter: {sinks: 9}}}"), made(), strict=True)
+    )
 
 
 def test_a_full_disk_names_the_file_and_leaves_no_half_checkpoint(world):
@@ -236,21 +319,21 @@ def test_a_full_disk_names_the_file_and_leaves_no_half_checkpoint(world):
     run(world, train_job(focus_method([CENTROIDS.model_copy(update={"steps": 0})])), "fills the token cache")
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, hard))
     try:
-        with pytest.raises(UserError, match=r"latest\.pt: expected to write it"):
+        with pytest.raises(UserError, match=r"latest\.pt: expected to write it, got File too large"):
             run(world, job, "full")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert [path.name for path in world.outputs("full")["checkpoints"].iterdir()] == ["lock"]
+    assert {path.name for path in world.outputs("full")["checkpoints"].iterdir()} == {"lock", "log.jsonl"}
 
 
 def test_learning_rate_rises_then_falls_as_a_cosine():
     phase = Phase(trains="everything", steps=100, learning_rate=2.0)
-    rates = [training.learning_rate(phase, 0.1, step) for step in range(100)]
+    rates = [trainer.learning_rate(phase, 0.1, step) for step in range(100)]
     assert rates[0] == pytest.approx(2 / 11)
     assert rates[10] == 2.0 == max(rates)
     assert rates[55] == pytest.approx(1.0)
     assert rates[99] < 0.01
-    assert training.learning_rate(phase, 0.0, 0) == 2.0
+    assert trainer.learning_rate(phase, 0.0, 0) == 2.0
 
 
 def llama():
@@ -313,7 +396,9 @@ def test_auto_precision_follows_the_processor(monkeypatch):
 
 
 def test_pretraining_writes_a_model_that_loads_and_has_learnt(world, monkeypatch):
+    tokenizer = {"source": "bytes", "revision": "sha256:1"}
     monkeypatch.setattr(pretraining, "load_tokenizer", lambda name: byte_tokenizer())
+    monkeypatch.setattr(pretraining, "fetch_model", lambda name: tokenizer | {"folder": "models/bytes"})
     settings = Pretraining(
         corpora=["austen"], steps=40, learning_rate=1e-2, batch_size=2, context=32, layers=2, width=16, heads=2
     )
@@ -329,7 +414,9 @@ def test_pretraining_writes_a_model_that_loads_and_has_learnt(world, monkeypatch
         output=manifest,
         result=base / "tiny-gpt2.result.json",
     )
-    metrics = read_result(base / "tiny-gpt2.result.json")["metrics"]
+    result = read_result(base / "tiny-gpt2.result.json")
+    metrics = result["metrics"]
+    assert result["provenance"]["revisions"]["tokenizer"] == tokenizer
     assert metrics["final_loss"] < 3.5 < metrics["first_loss"]
     model, tokenizer = load_model(manifest)
     tokens = tokenizer("the cat sat on a mat and the", return_tensors="pt")["input_ids"]

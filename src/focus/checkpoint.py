@@ -15,12 +15,19 @@ from safetensors import SafetensorError
 
 from focus.errors import UserError
 
+WRITE_FAILURES = ("PytorchStreamWriter", "inline_container", "I/O error", "No space left")
+"""In the messages of torch and safetensors where a write failed; they raise no OSError."""
+
 
 class Checkpoints:
-    """The latest state of one run in `folder`. A state with another fingerprint is not this run's and is ignored."""
+    """The latest state of one run in `folder`, and the log of the run while it lives.
+
+    A state with another fingerprint is not this run's and is ignored.
+    """
 
     def __init__(self, folder: Path, fingerprint: str):
         self.path = Path(folder) / "latest.pt"
+        self.log = Path(folder) / "log.jsonl"
         self.fingerprint = fingerprint
 
     def save(self, state: dict) -> None:
@@ -102,4 +109,8 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"{path}: expected to write it, got {error.strerror or error}") from error
     except (RuntimeError, SafetensorError) as error:
-        raise UserError(f"{path}: expected to write it, got {error}") from error
+        if not any(sign in str(error) for sign in WRITE_FAILURES):
+            raise
+        cause = error.__context__
+        reason = cause.strerror if isinstance(cause, OSError) else error
+        raise UserError(f"{path}: expected to write it, got {reason}") from error

@@ -103,13 +103,14 @@ def downstream_job(
 
 
 def _common(experiment: Experiment, model: str, corpus: str, method: str, seed: int) -> dict:
+    """What every job of a method reads: no pretraining, no list of seeds, and the method's key for its label."""
     settings = experiment.model_settings[model].model_copy(update={"pretraining": None, "seeds": None})
     return {
         "model": model,
         "model_settings": settings,
         "corpus": corpus,
         "method": method,
-        "settings": experiment.method_for(model, method),
+        "settings": experiment.method_for(model, method).model_copy(update={"label": method}),
         "seed": seed,
     }
 

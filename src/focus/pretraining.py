@@ -15,13 +15,13 @@ from focus.config import Phase, Pretraining, Training
 from focus.corpora import documents
 from focus.data import tokenise, training_batches
 from focus.jobs import PretrainJob
-from focus.methods import METHODS
-from focus.models import load_tokenizer, resolve, revision_of, trained_manifest
+from focus.methods.full_finetuning import FullFinetuning
+from focus.models import fetch_model, load_tokenizer, resolve, revision_of, trained_manifest
 from focus.precision import product_dtype
 from focus.provenance import digest, write_atomically, write_result
-from focus.training import fingerprint, finished, fit
+from focus.trainer import fingerprint, finished, fit
 
-METHOD = METHODS["full_finetuning"]
+METHOD = FullFinetuning()
 
 
 def run(
@@ -30,15 +30,17 @@ def run(
     """Train a model and write its weights and tokenizer (a folder), its manifest (beside the folder), log and result.
 
     corpora: manifests, of which all training documents are read; checkpoints: a folder that only runs of this job
-    share.
+    share, where the log grows while the job runs.
     """
     started = time.time()
     settings, code = job.model_dump(mode="json"), digest(["focus.pretraining"])
     revisions = {path.stem: revision_of(path) for path in corpora}
     training = _training(job.pretraining)
     with exclusive(checkpoints) as waited:
-        if waited and output.exists() and finished(result, weights, settings, code):
+        if waited and finished(result, [weights, log, output], settings, code):
             return
+        fetched = fetch_model(job.model)
+        revisions["tokenizer"] = {key: fetched[key] for key in ("source", "revision")}
         tokenizer = load_tokenizer(job.model)
         texts = [
             ids for path in corpora for ids in tokenise(documents(path, "train"), tokenizer, cache_root() / "tokens")
@@ -48,7 +50,7 @@ def run(
         )
         model = new_model(job.pretraining, len(tokenizer), tokenizer.eos_token_id, job.seed)
         dtype = product_dtype(job.precision, model.device)
-        store = Checkpoints(checkpoints, fingerprint(settings, code, revisions))
+        store = Checkpoints(checkpoints, fingerprint(settings, code, revisions, dtype, model.device))
         metrics = fit(
             model,
             training,
@@ -57,12 +59,13 @@ def run(
             dtype=dtype,
             seed=job.seed,
             store=store,
-            log=log,
             name=f"pretraining {job.model}",
         )
         with publishing(weights) as folder:
             model.save_pretrained(folder)
             tokenizer.save_pretrained(folder)
+        with writing(log):
+            write_atomically(log, store.log.read_bytes())
         with writing(output):
             manifest = trained_manifest(job.model, weights, output, metrics["trained_parameters"])
             write_atomically(output, json.dumps(manifest, indent=2, sort_keys=True) + "\n")

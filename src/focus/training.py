@@ -1,49 +1,28 @@
-"""The one trainer: centroids, everything, or a model from scratch, in phases, resumable from its last checkpoint.
-
-A killed run that starts again with the same settings ends with the same numbers: a batch depends on its number alone,
-and a checkpoint holds all that has changed since the start.
-"""
+"""Train one method on one model and corpus."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import math
 import time
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from statistics import fmean
-
-import torch
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from focus.cache import cache_root
 from focus.checkpoint import Checkpoints, exclusive, publishing, writing
-from focus.config import Phase, Training
 from focus.corpora import documents
-from focus.data import TrainingBatches, tokenise, training_batches
+from focus.data import tokenise, training_batches
 from focus.errors import UserError
 from focus.jobs import TrainJob
-from focus.loss import mean_loss
-from focus.methods import METHODS, MethodKind
+from focus.methods import METHODS
 from focus.models import load_model, revision_of
-from focus.precision import product_dtype, products_in
-from focus.progress import Progress
-from focus.provenance import digest, read_result, write_atomically, write_result
-
-BETAS = (0.9, 0.95)
-LAYERS_EVERY = 5
-MEAN_OVER = 10
+from focus.precision import product_dtype
+from focus.provenance import digest, write_atomically, write_result
+from focus.trainer import fingerprint, finished, fit
 
 
 def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, checkpoints: Path, output: Path) -> None:
     """Train one method and write its weights (a folder), its log (JSONL) and its result (JSON).
 
-    model, corpus: manifests; checkpoints: a folder that only runs of this job share. A second process with the same
-    folder waits for the first.
+    model, corpus: manifests; checkpoints: a folder that only runs of this job share, where the log grows while the job
+    runs. A second process with the same folder waits for the first.
     """
     started = time.time()
     training = job.settings.training
@@ -52,7 +31,7 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
     settings, code = job.model_dump(mode="json"), digest(["focus.training"])
     revisions = {"model": revision_of(model), "corpus": revision_of(corpus)}
     with exclusive(checkpoints) as waited:
-        if waited and finished(output, weights, settings, code):
+        if waited and finished(output, [weights, log], settings, code):
             return
         method = METHODS[job.settings.kind]
         network, tokenizer = load_model(model, job.model_settings.dtype, job.model_settings.placement)
@@ -69,7 +48,7 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
         if job.model_settings.gradient_checkpointing:
             network.activation_checkpointing_enable({"use_reentrant": False})
         dtype = product_dtype(job.precision, network.device)
-        store = Checkpoints(checkpoints, fingerprint(settings, code, revisions))
+        store = Checkpoints(checkpoints, fingerprint(settings, code, revisions, dtype, network.device))
         metrics = fit(
             network,
             training,
@@ -78,11 +57,12 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
             dtype=dtype,
             seed=job.seed,
             store=store,
-            log=log,
             name=f"training {job.model} {job.method}",
         )
         with publishing(weights) as folder:
             method.save(network, job.settings, folder)
+        with writing(log):
+            write_atomically(log, store.log.read_bytes())
         with writing(output):
             write_result(
                 output,
@@ -97,192 +77,3 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
                 device=network.device.type,
             )
         store.remove()
-
-
-@dataclass
-class State:
-    """How far a run is; `records` are the lines of its log."""
-
-    step: int = 0
-    phase: int = 0
-    phase_step: int = 0
-    seconds: float = 0.0
-    records: list[dict] = field(default_factory=list)
-
-
-def fit(
-    model: PreTrainedModel,
-    training: Training,
-    method: MethodKind,
-    batches: TrainingBatches,
-    *,
-    dtype: torch.dtype,
-    seed: int,
-    store: Checkpoints,
-    log: Path,
-    name: str,
-) -> dict:
-    """Train `model` in place, from its last checkpoint if there is one, and return the metrics.
-
-    Cross entropy of the next token; AdamW with fresh state each phase, decay on matrices only; products in `dtype`.
-    Raises UserError when the loss is not finite.
-    """
-    torch.manual_seed(seed)
-    model.train()
-    state, optimiser_state = State(), None
-    saved = store.load()
-    phases = [(number, phase) for number, phase in enumerate(training.phases) if phase.steps]
-    if saved is None:
-        windows = (row[None] for row in _first_windows(batches, training.calibration_windows))
-        with products_in(dtype, model.device):
-            method.prepare(model, windows)
-    else:
-        state, optimiser_state = State(**saved["state"]), saved["optimiser"]
-        _restore(model, saved)
-        print(f"{name}: resuming after step {state.step}", flush=True)
-    _write_log(log, state.records)
-    progress = Progress(name, sum(phase.steps for _, phase in phases), done=state.step)
-    trained: dict[str, Tensor] = {}
-    earlier, clock = state.seconds, time.monotonic()
-    for number, phase in phases:
-        parameters = method.parameters(model, phase.trains)
-        trained |= {key: value for key, value in model.named_parameters() if value.requires_grad}
-        if number < state.phase:
-            continue
-        if number > state.phase:
-            state.phase, state.phase_step = number, 0
-        optimiser = _optimiser(parameters, training)
-        if optimiser_state is not None and state.phase_step:
-            optimiser.load_state_dict(optimiser_state)
-        optimiser_state = None
-        while state.phase_step < phase.steps:
-            record = _step(model, training, method, batches, phase, state, optimiser, parameters, dtype)
-            state.step += 1
-            state.phase_step += 1
-            state.seconds = round(earlier + time.monotonic() - clock, 3)
-            record |= {"seconds": state.seconds}
-            state.records.append(record)
-            with writing(log), open(log, "a") as file:
-                file.write(json.dumps(record) + "\n")
-            progress.step(loss=record["loss"])
-            done = state.phase_step == phase.steps
-            if done or state.step % training.checkpoint_every == 0:
-                moments = None if done else optimiser.state_dict()
-                store.save(_changed(model, trained) | {"state": asdict(state), "optimiser": moments})
-    model.eval()
-    return _metrics(state, trained, training, batches)
-
-
-def learning_rate(phase: Phase, warmup: float, step: int) -> float:
-    """Linear rise over the first `warmup` share of the phase, then half a cosine down; `step` counts from 0."""
-    rising = round(warmup * phase.steps)
-    if step < rising:
-        return phase.learning_rate * (step + 1) / (rising + 1)
-    return phase.learning_rate * 0.5 * (1 + math.cos(math.pi * (step - rising) / (phase.steps - rising)))
-
-
-def fingerprint(settings: dict, code: str, revisions: dict) -> str:
-    """What must be equal for a checkpoint to be resumed."""
-    return hashlib.sha256(json.dumps([settings, code, revisions], sort_keys=True).encode()).hexdigest()
-
-
-def finished(output: Path, weights: Path, settings: dict, code: str) -> bool:
-    """Whether the process that was waited for has done exactly this job."""
-    if not (output.exists() and weights.exists()):
-        return False
-    result = read_result(output)
-    return result["settings"] == settings and result["provenance"]["code"] == code
-
-
-def _step(
-    model: PreTrainedModel,
-    training: Training,
-    method: MethodKind,
-    batches: TrainingBatches,
-    phase: Phase,
-    state: State,
-    optimiser: torch.optim.Optimizer,
-    parameters: Sequence[Tensor],
-    dtype: torch.dtype,
-) -> dict:
-    rate = learning_rate(phase, training.warmup, state.phase_step)
-    for group in optimiser.param_groups:
-        group["lr"] = rate
-    last = state.phase_step == phase.steps - 1
-    watch = method.observe(model) if state.phase_step % LAYERS_EVERY == 0 or last else nullcontext([])
-    total = 0.0
-    with watch as watched:
-        for part in range(training.accumulation):
-            batch = batches[state.step * training.accumulation + part].to(model.device)
-            with products_in(dtype, model.device):
-                loss = mean_loss(model, batch) / training.accumulation
-            total += loss.item()
-            if not math.isfinite(total):
-                raise UserError(
-                    f"training step {state.step + 1}: expected a finite loss, got {total}; "
-                    f"lower phases.learning_rate (now {phase.learning_rate}) or set precision to float32"
-                )
-            loss.backward()
-        layers = [{key: layer[key] for key in ("dominance", "far_pairs_kept")} for layer in watched]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, training.clip).item()
-    optimiser.step()
-    optimiser.zero_grad(set_to_none=True)
-    method.after_step(model)
-    record = {
-        "step": state.step + 1,
-        "phase": phase.trains,
-        "loss": total,
-        "learning_rate": rate,
-        "gradient_norm": norm,
-    }
-    return record | ({"layers": layers} if layers else {})
-
-
-def _optimiser(parameters: Sequence[Tensor], training: Training) -> torch.optim.AdamW:
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": training.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], betas=BETAS, fused=True)
-
-
-def _first_windows(batches: TrainingBatches, count: int):
-    size = batches.batch_size
-    return (batches[number // size][number % size] for number in range(count))
-
-
-def _changed(model: PreTrainedModel, trained: dict[str, Tensor]) -> dict:
-    """What differs from the start: trained parameters, persistent buffers, and the state of the random numbers."""
-    kept = set(model.state_dict())
-    buffers = {key: value for key, value in model.named_buffers() if key in kept}
-    random = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
-    tensors = {key: value.detach() for key, value in (trained | buffers).items()}
-    return {"tensors": tensors, "random": random}
-
-
-@torch.no_grad()
-def _restore(model: PreTrainedModel, saved: dict) -> None:
-    ours = dict(model.named_parameters()) | dict(model.named_buffers())
-    for key, value in saved["tensors"].items():
-        ours[key].copy_(value)
-    torch.set_rng_state(saved["random"]["cpu"])
-    torch.cuda.set_rng_state_all(saved["random"]["cuda"])
-
-
-def _write_log(log: Path, records: list[dict]) -> None:
-    with writing(log):
-        write_atomically(log, "".join(json.dumps(record) + "\n" for record in records))
-
-
-def _metrics(state: State, trained: dict[str, Tensor], training: Training, batches: TrainingBatches) -> dict:
-    losses = [record["loss"] for record in state.records]
-    tokens = state.step * training.accumulation * batches.batch_size * batches.context
-    return {
-        "steps": state.step,
-        "first_loss": losses[0] if losses else None,
-        "final_loss": fmean(losses[-MEAN_OVER:]) if losses else None,
-        "trained_parameters": sum(parameter.numel() for parameter in trained.values()),
-        "tokens": tokens,
-        "training_seconds": state.seconds,
-        "layers": next((record["layers"] for record in reversed(state.records) if "layers" in record), []),
-    }

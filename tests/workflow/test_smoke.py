@@ -22,7 +22,7 @@ def kill_in_training(checkout, after, *, orphan):
     With `orphan` only Snakemake dies and its jobs go on, as after an out-of-memory kill; else all of them die. Returns
     the log's length at that moment.
     """
-    log = checkout.folder / "results/smoke/checkpoints/models/tiny-gpt2.log.jsonl"
+    log = checkout.folder / "results/smoke/checkpoints/models/tiny-gpt2/log.jsonl"
     process = checkout.start(*SMOKE, "--config", LONGER, start_new_session=True)
     while (steps := log.read_text().count("\n") if log.exists() else 0) <= after:
         assert process.poll() is None, process.stdout.read()

@@ -26,8 +26,8 @@ rule fetch_model:
         "focus fetch model {wildcards.model} --output {output} 2>&1 | tee {log}"
 
 
-# The live log and the checkpoints are no outputs, because Snakemake deletes a job's outputs before it starts or
-# when it fails: a run that was killed resumes from them.
+# The checkpoints, beside which the log grows, are no outputs, because Snakemake deletes a job's outputs before it
+# starts or when it fails: a run that was killed resumes from them.
 rule pretrain:
     input:
         code=code("focus.pretraining"),
@@ -62,7 +62,6 @@ rule pretrain:
     message:
         "pretrain {wildcards.model} from scratch"
     shell:
-        "(focus pretrain {input.corpora:q} --job {params.job:q} --weights {output.weights}"
-        " --log {params.checkpoints}.log.jsonl --checkpoints {params.checkpoints}"
-        " --output {output.manifest} --result {output.result}"
-        " && cp {params.checkpoints}.log.jsonl {output.steps}) 2>&1 | tee {log}"
+        "focus pretrain {input.corpora:q} --job {params.job:q} --weights {output.weights}"
+        " --log {output.steps} --checkpoints {params.checkpoints}"
+        " --output {output.manifest} --result {output.result} 2>&1 | tee {log}"

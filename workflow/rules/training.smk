@@ -1,4 +1,4 @@
-# The live log and the checkpoints are no outputs (see pretrain).
+# The checkpoints are no outputs (see pretrain).
 rule train:
     input:
         code=code("focus.training"),
@@ -34,6 +34,5 @@ rule train:
     message:
         "train {wildcards.method} on {wildcards.model} ({wildcards.corpus}, seed {wildcards.seed})"
     shell:
-        "(focus train --job {params.job:q} --model {input.model} --corpus {input.corpus} --weights {output.weights}"
-        " --log {params.checkpoints}.log.jsonl --checkpoints {params.checkpoints} --output {output.result}"
-        " && cp {params.checkpoints}.log.jsonl {output.steps}) 2>&1 | tee {log}"
+        "focus train --job {params.job:q} --model {input.model} --corpus {input.corpus} --weights {output.weights}"
+        " --log {output.steps} --checkpoints {params.checkpoints} --output {output.result} 2>&1 | tee {log}"
