@@ -89,7 +89,7 @@ def test_verdicts_follow_the_results(tmp_path):
         "T7.k3-exact": "reproduced",
         "T7.k4-differs": "contradicted",
         "T7.k2-speedup": "contradicted",
-        "T1.no-degradation": "undecided",
+        "T1.benchmarks-unchanged": "undecided",
         "T2.worst-change": "undecided",
         "T1.perplexity": "not comparable",
         "T2.llama2-70b": "not run",
@@ -98,7 +98,7 @@ def test_verdicts_follow_the_results(tmp_path):
     write_results(tmp_path, settings, shifts | {"focus-paper/soft": 0.1}, lost=7)
     found = verdicts(tmp_path, settings)
     assert found["T1.improves"]["verdict"] == "contradicted"
-    assert found["T1.no-degradation"]["verdict"] == "contradicted"
+    assert found["T1.benchmarks-unchanged"]["verdict"] == "contradicted"
     assert found["T1.finetuning-degrades"]["verdict"] == "reproduced"
 
 
@@ -189,7 +189,7 @@ def test_the_page_shows_statement_number_and_rule(tmp_path):
     assert "by more than 2 standard errors (two standard errors of the differences paired by window)" in page
     control = next(line for line in page.splitlines() if line.startswith("| C.improves"))
     assert "holds" in control
-    task = next(line for line in page.splitlines() if line.startswith("| T1.no-degradation"))
+    task = next(line for line in page.splitlines() if line.startswith("| T1.benchmarks-unchanged"))
     assert "+0.0 ± 10.0 points (n=10, 3 % of positions beyond the window)" in task
     assert "-9.5" in control
 
