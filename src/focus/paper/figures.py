@@ -144,7 +144,7 @@ def _panel(axes: Axes, model: str, entries: list[Entry], styles: dict) -> None:
             axes.errorbar(share, change, **bar, zorder=5 if filled == "white" else 4)
     for share, label in _labels(found):
         axes.text(share, 0.985, label, transform=axes.get_xaxis_transform(), ha="center", va="top", fontsize=7)
-    axes.set(xlabel="Pairs farther than the window kept", xlim=(0, 1.08), yscale="log")
+    axes.set(xlabel="Pairs farther than the window kept", xlim=(-0.04, 1.08), yscale="log")
     axes.margins(y=0.12)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.yaxis.set_major_locator(FixedLocator(TICKS))
