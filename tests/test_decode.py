@@ -38,7 +38,7 @@ def fed(cache, tensors, sizes, real=None, start=0):
     return torch.cat(outs, dim=2)
 
 
-def close(ours, exact):
+def assert_close(ours, exact):
     torch.testing.assert_close(ours, exact, atol=1e-11, rtol=0)
 
 
@@ -58,7 +58,7 @@ def test_any_split_into_chunks_equals_the_full_forward(data):
         "softcap": draw(st.sampled_from([None, 3.0])),
         "scale": draw(st.sampled_from([None, 0.4])),
     }
-    close(
+    assert_close(
         fed(GroupedCache(**mask), tensors, sizes, real), focus_attention_reference(*tensors, **mask, padding_mask=real)
     )
 
@@ -70,7 +70,7 @@ def test_long_after_the_short_store_was_cut(kind, device):
     tensors = [x.to(device) for x in sequences(1500, kind, heads=1)]
     cache = GroupedCache(window=5, sinks=2)
     ours = fed(cache, tensors, [700, *[1] * 100, 600, *[1] * 100])
-    close(ours, focus_attention_reference(*tensors, window=5, sinks=2))
+    assert_close(ours, focus_attention_reference(*tensors, window=5, sinks=2))
     assert cache.length == 1500
     assert all(row.near.count < 800 for row in cache.rows)
 
@@ -88,7 +88,7 @@ def test_beams_are_reordered_and_grow_apart(kind):
     grown = [torch.cat([x[index][:, :, :32], y], dim=2) for x, y in zip(tensors[:3], rest[:3], strict=True)]
     groups = torch.cat([tensors[3][index][:, :32], rest[3]], dim=1)
     exact = focus_attention_reference(*grown, groups, window=4, sinks=1)
-    close(fed(cache, rest, [1] * 8), exact[:, :, 32:])
+    assert_close(fed(cache, rest, [1] * 8), exact[:, :, 32:])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -105,7 +105,7 @@ def test_cropped_tokens_are_forgotten(kind):
         whole = [*other, torch.cat([tensors[3][:, :length], tensors[3][:, 850:855]], dim=1)]
         seen = torch.cat([real[:, :length], torch.ones(2, 5, dtype=torch.bool)], dim=1)
         exact = focus_attention_reference(*whole, window=9, sinks=2, padding_mask=seen)
-        close(fed(cache, whole, [1] * 5, seen, start=length), exact[:, :, length:])
+        assert_close(fed(cache, whole, [1] * 5, seen, start=length), exact[:, :, length:])
 
 
 def test_nothing_is_read_before_it_is_written():
@@ -116,7 +116,7 @@ def test_nothing_is_read_before_it_is_written():
         ours = fed(GroupedCache(window=5, sinks=2), tensors, [100, *[1] * 100])
     finally:
         torch.use_deterministic_algorithms(False)
-    close(ours, focus_attention_reference(*tensors, window=5, sinks=2))
+    assert_close(ours, focus_attention_reference(*tensors, window=5, sinks=2))
 
 
 def test_a_token_reads_its_own_group_only():
@@ -129,7 +129,7 @@ def test_a_token_reads_its_own_group_only():
     key[:, :, unread] = float("nan")
     cache = GroupedCache(window=3)
     ours = fed(cache, (query, key, value, groups), [196, 1, 1, 1, 1])
-    close(ours[:, :, -1:], exact)
+    assert_close(ours[:, :, -1:], exact)
 
 
 def test_groups_that_do_not_fit_are_refused():
