@@ -174,11 +174,14 @@ def test_decompose_restores_the_base(family):
     assert torch.equal(logits(model, ids), before)
 
 
+@pytest.mark.parametrize("attention", ["soft", "hard"])
 @pytest.mark.parametrize("balance", ["potentials", "sinkhorn"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_training_moves_the_routers_alone(family, balance):
+def test_training_moves_the_routers_alone(family, balance, attention):
+    if attention == "hard" and tiny(family).config.model_type == "gemma2":
+        pytest.skip("a straight-through gradient knows no softcap")
     model, ids = compose(tiny(family), FocusConfig(**SMALL, balance=balance)), tokens()
-    switch(model, "soft")
+    switch(model, attention)
     digest = weights_digest(model)
     before = [tensor.clone() for router in adapter.routers(model) for tensor in router.parameters()]
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.1)
@@ -371,8 +374,6 @@ def test_misuse_is_named():
         logits(model, tokens(1, 4), attention_mask=torch.ones(1, 1, 4, 4))
     with pytest.raises(UserError, match="packed"):
         logits(model, tokens(1, 4), position_ids=torch.tensor([[0, 1, 0, 1]]))
-    with pytest.raises(UserError, match="hard has no attention dropout"):
-        logits(model.train(), tokens(1, 4))
     crossed = hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=8, n_layer=1, n_head=2, vocab_size=9, add_cross_attention=True))
     with pytest.raises(UserError, match="causal self-attention only, got GPT2LMHeadModel with add_cross_attention"):
         compose(crossed, FocusConfig(**SMALL))

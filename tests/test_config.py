@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from focus import jobs, scales
-from focus.config import Experiment, FocusConfig
+from focus import explain, jobs, scales
+from focus.config import Experiment
 from focus.errors import UserError
+from focus.method_config import FocusConfig
 from focus.paper import printed
 
 CONFIG = Path(__file__).parents[1] / "config"
@@ -47,12 +48,32 @@ def test_the_papers_setting_is_the_papers():
     assert scales.load([BASE]).methods["focus-paper"].adapter == FocusConfig.paper()
 
 
+def test_a_method_like_another_takes_over_what_it_does_not_set(overlay):
+    methods = overlay("methods: {more: {like: focus, label: More, adapter: {groups: 16}, window: 7}}").methods
+    assert methods["more"].adapter == methods["focus"].adapter.model_copy(update={"groups": 16})
+    assert methods["more"].training == methods["focus"].training
+
+
+def test_a_window_of_the_methods_own_wins(overlay):
+    experiment = overlay("methods: {more: {like: focus, label: More, window: 7}}")
+    job = jobs.train_job(experiment, "gpt2-mini", "austen", "more", 0)
+    assert (job.settings.window, job.settings.adapter.window, job.model_settings.window) == (7, 7, 7)
+    job = jobs.train_job(experiment, "gpt2-mini", "austen", "focus", 0)
+    assert (job.settings.window, job.settings.adapter.window, job.model_settings.window) == (128, 128, 128)
+
+
+def test_a_longer_context_is_evaluated_on_as_many_tokens(overlay):
+    job = jobs.perplexity_job(overlay("seeds: [0]"), "gpt2-mini", "austen", "focus", "hard-k2-t4096", 0)
+    assert (job.attention, job.top_k, job.model_settings.context, job.perplexity.windows) == ("hard", 2, 4096, 4)
+
+
 def test_schema_is_in_step():
     assert (CONFIG / "schema.json").read_text() == scales.schema()
 
 
 def test_readme_explains_every_key():
     readme = (CONFIG / "README.md").read_text()
+    assert readme == explain.page(readme)
     schema = Experiment.model_json_schema()
     for model in [schema, *schema["$defs"].values()]:
         section = readme.split(model["description"].splitlines()[0])[1].split("\n## ")[0]
@@ -99,11 +120,13 @@ def test_readme_explains_every_key():
         ("tables: {table1: {models: [gpt2-mini, gpt2-mini]}}", "tables.table1.models: expected each value once"),
         (
             "methods: {full-finetuning: {training: {phases: [{trains: centroids, steps: 1, learning_rate: 1.0}]}}}",
-            "methods.full-finetuning: training.phases must all train everything",
+            "training of kind full_finetuning: expected phases that train everything, got one of centroids",
         ),
-        ("methods: {focus: {sinks: 4}}", "methods.focus.sinks: belongs to kind window"),
-        ("methods: {pretrained: {sinks: 0}}", "methods.pretrained.sinks: belongs to kind window"),
-        ("methods: {focus: {adapter: {window: 64}}}", "methods.focus.adapter.window: comes from model_settings"),
+        ("methods: {focus: {sinks: 4}}", "methods.focus.sinks: there is no such key"),
+        ("methods: {pretrained: {sinks: 0}}", "methods.pretrained.sinks: there is no such key"),
+        ("methods: {new: {like: nothing}}", "methods.new.like: expected another method's name, got 'nothing'"),
+        ("methods: {focus: {like: focus}}", "methods.focus.like: expected another method's name, got 'focus'"),
+        ("methods: {focus: {adapter: {window: 64}}}", "methods.focus.adapter.window: comes from the method's window"),
         ("methods: {focus: {training: {clip: .inf}}}", "training.clip: expected a finite number, got inf"),
         ("methods: {focus: {training: {weight_decay: .inf}}}", "weight_decay: expected a finite number, got inf"),
         ("speed: {seconds: .nan}", "speed.seconds: expected a finite number, got nan"),

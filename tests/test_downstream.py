@@ -20,10 +20,11 @@ from tiny import (
 )
 
 from focus.cache import describe
-from focus.config import Downstream, Method
+from focus.config import Downstream
 from focus.errors import UserError
 from focus.evaluation import downstream
 from focus.jobs import DownstreamJob
+from focus.method_config import make_method
 from focus.methods import METHODS
 from focus.precision import products_in
 from focus.provenance import read_result
@@ -165,7 +166,7 @@ def test_a_job_runs_without_a_network(world, monkeypatch):
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-    result = measure(world, Method(kind="window", label="window", sinks=2))
+    result = measure(world, make_method(kind="window", label="window", sinks=2))
     tasks = result["metrics"]["tasks"]
     assert tasks.keys() == ITEMS.keys()
     for task in tasks.values():
@@ -176,13 +177,13 @@ def test_a_job_runs_without_a_network(world, monkeypatch):
 
 
 def test_rows_are_measured_on_the_same_items(world):
-    first = measure(world, Method(kind="pretrained", label="pretrained"), seed=0)
-    second = measure(world, Method(kind="pretrained", label="pretrained"), seed=7)
+    first = measure(world, make_method(kind="pretrained", label="pretrained"), seed=0)
+    second = measure(world, make_method(kind="pretrained", label="pretrained"), seed=7)
     assert first["metrics"] == second["metrics"]
 
 
 def test_a_missing_benchmark_is_named(world):
-    settings = row_settings(Method(kind="pretrained", label="pretrained"))
+    settings = row_settings(make_method(kind="pretrained", label="pretrained"))
     tasks = Downstream(tasks={"piqa": 1}, batch_size=1)
     job = DownstreamJob.model_validate(settings | {"attention": "full", "top_k": None, "downstream": tasks})
     with pytest.raises(UserError, match="got none for piqa"):

@@ -6,16 +6,16 @@ from tiny import WINDOW, focus_method, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from focus.attention.reference import causal_pairs, near_pairs, sink_keys
-from focus.config import Method, Phase, Training
 from focus.errors import UserError
+from focus.method_config import KINDS, Phase, Training, make_method
 from focus.methods import METHODS
 
 TOKENS = torch.arange(40)[None] * 7 % 250
 EVERYTHING = Phase(trains="everything", steps=1, learning_rate=1e-3)
 SETTINGS = {
-    "pretrained": Method(kind="pretrained", label="pretrained"),
-    "window": Method(kind="window", label="window", sinks=2),
-    "full_finetuning": Method(kind="full_finetuning", label="full", training=Training(phases=[EVERYTHING])),
+    "pretrained": make_method(kind="pretrained", label="pretrained"),
+    "window": make_method(kind="window", label="window", sinks=2),
+    "full_finetuning": make_method(kind="full_finetuning", label="full", training=Training(phases=[EVERYTHING])),
     "focus": focus_method([EVERYTHING]),
 }
 
@@ -31,7 +31,7 @@ def attached(kind, settings=None, window=WINDOW, model=None):
 
 
 def test_every_kind_of_the_config_is_here():
-    assert METHODS.keys() == set(Method.model_fields["kind"].annotation.__args__)
+    assert METHODS.keys() == set(KINDS)
 
 
 def test_a_window_as_long_as_the_text_changes_nothing():
@@ -40,7 +40,7 @@ def test_a_window_as_long_as_the_text_changes_nothing():
 
 @pytest.mark.parametrize("sinks", [0, 1])
 def test_what_lies_beyond_the_window_is_seen_only_through_sinks(sinks):
-    model = attached("window", Method(kind="window", label="window", sinks=sinks))
+    model = attached("window", make_method(kind="window", label="window", sinks=sinks))
     changed = TOKENS.clone()
     changed[0, 0] = 200
     difference = (logits(model, changed) - logits(model)).abs().amax(dim=-1)[0]
@@ -86,7 +86,7 @@ def test_pairs_kept_are_those_of_the_mask(window, sinks, length):
     kept = every & (near | sink_keys(length, sinks, None, "cpu")[:, None])
     far = every & ~near
     expected = kept.sum() / every.sum(), (kept & far).sum() / far.sum() if far.any() else 1.0
-    settings = Method(kind="window", label="window", sinks=sinks)
+    settings = make_method(kind="window", label="window", sinks=sinks)
     assert METHODS["window"].pairs_kept(settings, window, length) == pytest.approx(tuple(map(float, expected)))
 
 

@@ -7,15 +7,16 @@ import torch
 from tiny import CONTEXT, WINDOW, focus_method, make_world, row_settings, tiny_model, train_job
 
 from focus import training
-from focus.config import Method, Perplexity, Phase
+from focus.config import Perplexity
 from focus.data import Window, evaluation_windows
 from focus.errors import UserError
 from focus.evaluation import perplexity as evaluation
 from focus.jobs import PerplexityJob
+from focus.method_config import Phase, make_method
 from focus.provenance import read_result
 
 CENTROIDS = Phase(trains="centroids", steps=2, learning_rate=1e-2)
-PRETRAINED = Method(kind="pretrained", label="pretrained")
+PRETRAINED = make_method(kind="pretrained", label="pretrained")
 
 
 def windows(stride=None, count=6):
@@ -87,7 +88,7 @@ def test_a_base_model_reads_all_pairs(world):
 
 
 def test_a_window_reads_what_the_formula_says(world):
-    metrics = measure(world, Method(kind="window", label="window", sinks=2))["metrics"]
+    metrics = measure(world, make_method(kind="window", label="window", sinks=2))["metrics"]
     far = sum(max(position - WINDOW, 0) for position in range(CONTEXT))
     sinks = sum(min(max(position - WINDOW, 0), 2) for position in range(CONTEXT))
     assert metrics["far_pairs_kept"] == pytest.approx(sinks / far)

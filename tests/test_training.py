@@ -15,10 +15,11 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForC
 
 from focus import jobs, pretraining, scales, trainer, training
 from focus.checkpoint import Checkpoints, writing
-from focus.config import Method, Phase, Pretraining, Training
+from focus.config import Pretraining
 from focus.errors import UserError
 from focus.jobs import PretrainJob
 from focus.loss import mean_loss, token_losses
+from focus.method_config import Phase, Training, make_method
 from focus.models import load_model
 from focus.precision import product_dtype
 from focus.provenance import PACKAGE, read_result, sources
@@ -169,6 +170,24 @@ def test_only_what_a_phase_trains_is_written(world):
     assert not any(torch.equal(base[name], before[name]) for name in base)
 
 
+def test_training_through_hard_groups_runs_the_engine_and_moves_the_centroids(world):
+    saved = {}
+    for attention in ("soft", "hard"):
+        outputs = run(world, train_job(focus_method([CENTROIDS], attention=attention)), attention)
+        saved[attention] = load_file(outputs["weights"] / "focus.safetensors")
+    assert read_result(outputs["output"])["provenance"]["backend"] == "focus hard, straight-through"
+    assert not any(torch.equal(saved["soft"][name], saved["hard"][name]) for name in saved["soft"])
+
+
+def test_from_scratch_forgets_the_models_own_weights(world):
+    still = [EVERYTHING.model_copy(update={"learning_rate": 1e-12, "steps": 1})]
+    outputs = run(world, train_job(focus_method(still, from_scratch=True)).model_copy(update={"seed": 5}), "scratch")
+    saved, own = load_file(outputs["weights"] / "base.safetensors"), dict(tiny_model().named_parameters())
+    matrices = [name for name in saved if saved[name].dim() == 2]
+    assert matrices
+    assert all((saved[name] - own[name]).abs().max() > 1e-3 for name in matrices)
+
+
 def test_no_steps_still_calibrate_the_potentials(world):
     outputs = run(world, train_job(focus_method([CENTROIDS.model_copy(update={"steps": 0})])), "untrained")
     saved = load_file(outputs["weights"] / "focus.safetensors")
@@ -213,7 +232,7 @@ def checkpointing():
 
 
 def test_full_finetuning_learns_the_text(world):
-    settings = Method(
+    settings = make_method(
         kind="full_finetuning",
         label="full",
         training=Training(phases=[Phase(trains="everything", steps=40, learning_rate=1e-2)], batch_size=2),

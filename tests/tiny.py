@@ -10,8 +10,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
 
 from focus.cache import describe
-from focus.config import FocusConfig, Method, ModelSettings, Phase, Training
+from focus.config import ModelSettings
 from focus.jobs import TrainJob
+from focus.method_config import FocusConfig, Method, Phase, Training, make_method
 from focus.models import MANIFEST_VERSION, trained_manifest
 
 CONTEXT, WINDOW = 32, 4
@@ -98,7 +99,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 def focus_method(phases: list[Phase], adapter: dict | None = None, **training) -> Method:
     """Kind focus, small."""
     config = FocusConfig(**{"groups": 4, "top_k": 2, "window": WINDOW, "routing_dim": 4, "sinks": 1} | (adapter or {}))
-    return Method(kind="focus", label="Focus", adapter=config, training=Training(phases=phases, **training))
+    return make_method(kind="focus", label="Focus", adapter=config, training=Training(phases=phases, **training))
 
 
 def train_job(settings: Method, *, seed: int = 0, **model_settings) -> TrainJob:

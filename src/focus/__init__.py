@@ -6,7 +6,7 @@ The names below are loaded on first use, so that reading a config or a result ne
 from importlib import import_module
 
 _HOME = {
-    "FocusConfig": "focus.config",
+    "FocusConfig": "focus.method_config",
     "compose": "focus.adapter",
     "decompose": "focus.adapter",
     "switch": "focus.adapter",

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
-from focus.config import Attention, FocusConfig
 from focus.errors import UserError
+from focus.method_config import Attention, FocusConfig
 from focus.provenance import write_atomically
 from focus.router import IMPLEMENTATION, Router
 
@@ -52,7 +52,7 @@ def compose(model: PreTrainedModel, config: FocusConfig, seed: int = 0) -> PreTr
     `seed` determines the initial projections and centroids. Returns the same model. Raises UserError for a model that
     already has Focus or whose attention cannot be replaced.
     """
-    layers = _attention_layers(model)
+    layers = attention_layers(model)
     generator = torch.Generator().manual_seed(seed)
     composition = Composition(
         config=config,
@@ -87,7 +87,7 @@ def decompose(model: PreTrainedModel) -> PreTrainedModel:
 def switch(model: PreTrainedModel, attention: Attention, top_k: int | None = None) -> None:
     """Choose "full" (the base model's own attention), "soft" (the training gate) or "hard" (groups, `top_k` a token).
 
-    `top_k` belongs to hard attention; None means the config's.
+    `top_k` belongs to hard attention; None means the config's. Hard attention ignores the model's attention dropout.
     """
     composition = _composition(model)
     groups = composition.config.groups
@@ -245,7 +245,8 @@ def _composition(model: PreTrainedModel) -> Composition:
     return model.focus_composition
 
 
-def _attention_layers(model: PreTrainedModel) -> list[nn.Module]:
+def attention_layers(model: PreTrainedModel) -> list[nn.Module]:
+    """The causal self-attention modules of a bare model; UserError where its attention cannot be replaced."""
     name = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise UserError(f"model: expected a transformers PreTrainedModel, got {name}")

@@ -10,8 +10,9 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from focus.adapter import compose, switch
-from focus.config import FocusConfig, ModelShape
+from focus.config import ModelShape
 from focus.memory import memory_of
+from focus.method_config import FocusConfig
 
 
 class _TimedCache(DynamicCache):

@@ -246,6 +246,15 @@ def schema() -> None:
     print(scales.schema(), end="")
 
 
+@config.command()
+def explain(readme: Path) -> None:
+    """Make the key tables of README anew."""
+    from focus import explain as tables
+    from focus.provenance import write_atomically
+
+    write_atomically(readme, tables.page(readme.read_text()))
+
+
 def _write_manifest(path: Path, manifest: dict) -> None:
     from focus.provenance import write_atomically
 

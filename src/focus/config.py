@@ -1,105 +1,20 @@
-"""Every setting of the adapter and of an experiment, as strict models.
+"""Every setting of an experiment, as strict models.
 
-`FocusConfig` describes one adapter. `Experiment` describes one scale (a file in config/), and cuts itself into the
-`*Job` models that the commands receive as JSON. Nothing here imports torch, so a bad key stops a run at once.
+`Experiment` describes one scale (a file in config/), and cuts itself into the `*Job` models that the commands receive
+as JSON. Nothing here imports torch, so a bad key stops a run at once.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-Gate = Literal["printed", "centred", "log_sigmoid", "exponential"]
-Balance = Literal["sinkhorn", "potentials", "softmax"]
-Attention = Literal["full", "soft", "hard"]
+from focus.method_config import Attention, Method
+from focus.strict import Count, Distinct, Name, NonNegative, Positive, Strict
+
 Task = Literal["hellaswag", "arc_easy", "piqa", "lambada"]
-
 Precision = Literal["auto", "float32", "bfloat16"]
-
-T = TypeVar("T")
-
-
-def _distinct(values: list[T]) -> list[T]:
-    for value in values:
-        if values.count(value) > 1:
-            raise ValueError(f"expected each value once, got {value} {values.count(value)} times")
-    return values
-
-
-Count = Annotated[int, Field(ge=1)]
-NonNegative = Annotated[int, Field(ge=0)]
-Positive = Annotated[float, Field(gt=0)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
-Distinct = Annotated[list[T], Field(min_length=1, json_schema_extra={"uniqueItems": True}), AfterValidator(_distinct)]
-
-
-class Strict(BaseModel):
-    """No unknown keys, no silent conversion (the YAML string `1e-3` is no number), finite numbers, no later change."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
-
-
-class FocusConfig(Strict):
-    """The adapter: how tokens are grouped and what a group does to attention (paper section 2).
-
-    The defaults are ours: causal, decodable, sinks kept. `FocusConfig.paper()` gives the paper's.
-    """
-
-    groups: Count = Field(8, description="K, the number of groups a layer sorts its tokens into")
-    top_k: Count = Field(1, description="k, the groups a token joins when attention is hard")
-    window: NonNegative = Field(
-        128, description="w: keys at a distance of at most w are always seen; a config file sets it per model"
-    )
-    routing_dim: Count = Field(16, description="d_g, the width of the routing projection")
-    temperature: Positive = Field(0.1, description="tau, which sharpens the assignment")
-    sinkhorn_iterations: Count = Field(10, description="N, the normalisations over tokens then groups")
-    gate: Gate = Field("log_sigmoid", description="the reading of Eq. 2 (see gates.py)")
-    steepness: Positive = Field(10.0, description="lam of Eq. 2; the paper gives no value")
-    balance: Balance = Field(
-        "potentials",
-        description="what keeps groups even: the paper's sinkhorn (sees the future), frozen potentials, or nothing",
-    )
-    potential_momentum: float = Field(
-        0.9, ge=0, lt=1, description="share of the old potentials kept at each training step"
-    )
-    sinks: NonNegative = Field(4, description="first real tokens that every query may see")
-    projection_std: Positive | None = Field(None, description="deviation of the initial W_g; null means 1/sqrt(d)")
-    centroid_std: Positive = Field(0.25, description="deviation of the initial centroids")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> FocusConfig:
-        if self.top_k > self.groups:
-            raise ValueError(f"top_k must be at most groups ({self.groups}), got {self.top_k}")
-        return self
-
-    @classmethod
-    def paper(cls, **overrides) -> FocusConfig:
-        """The paper's own setting for composed models: K=4, k=2, Sinkhorn over the sequence, Eq. 2 as printed."""
-        return cls(**{"groups": 4, "top_k": 2, "gate": "printed", "balance": "sinkhorn", "sinks": 0} | overrides)
-
-
-class Phase(Strict):
-    """One phase of training: which weights move, for how long, how fast."""
-
-    trains: Literal["centroids", "everything"] = Field(description="which weights move in this phase")
-    steps: NonNegative = Field(description="optimiser steps")
-    learning_rate: Positive = Field(description="peak learning rate of AdamW")
-
-
-class Training(Strict):
-    """How a method trains; phases follow one another with fresh optimisers."""
-
-    phases: list[Phase] = Field(description="one after the other; two make the paper's full fine-tuning")
-    batch_size: Count = Field(1, description="windows a forward pass takes")
-    accumulation: Count = Field(1, description="forward passes an optimiser step takes")
-    warmup: float = Field(0.1, ge=0, lt=1, description="share of a phase's steps in which the rate rises")
-    clip: Positive = Field(1.0, description="largest gradient norm")
-    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
-    calibration_windows: NonNegative = Field(
-        4, description="training windows that set the potentials before the first step (balance: potentials)"
-    )
-    checkpoint_every: Count = Field(20, description="steps between checkpoints, from which a killed run resumes")
 
 
 class Pretraining(Strict):
@@ -150,37 +65,16 @@ class ModelSettings(Strict):
         return self
 
 
-class Method(Strict):
-    """One way to change a model; each kind is a file in src/focus/methods."""
-
-    kind: Literal["pretrained", "full_finetuning", "window", "focus"] = Field(description="which method file")
-    label: str = Field(description="the row's name in tables and figures")
-    adapter: FocusConfig | None = Field(None, description="kind focus only; its window comes from the model's")
-    sinks: NonNegative = Field(0, description="kind window only: first tokens that every query may see")
-    training: Training | None = Field(None, description="null means nothing trains")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Method:
-        if (self.adapter is not None) != (self.kind == "focus"):
-            raise ValueError(f"adapter belongs to kind focus and only there, got kind {self.kind}")
-        if (self.training is not None) != (self.kind in ("focus", "full_finetuning")):
-            raise ValueError(f"training belongs to kinds focus and full_finetuning, got kind {self.kind}")
-        if self.kind == "full_finetuning" and any(phase.trains != "everything" for phase in self.training.phases):
-            raise ValueError("training.phases must all train everything for kind full_finetuning, got centroids")
-        return self
-
-    @property
-    def trains_everything(self) -> bool:
-        """Whether a phase moves the model's own weights."""
-        return self.training is not None and any(phase.trains == "everything" for phase in self.training.phases)
-
-
 class Row(Strict):
     """One row of a table: a method, and the attention it is evaluated with."""
 
     method: Name = Field(description="a key of methods")
     attention: Attention = Field("full", description="full, or for kind focus the soft gate or hard groups")
     top_k: Count | None = Field(None, description="groups a token joins; hard attention only")
+    corpus: Name | None = Field(None, description="what it is trained and evaluated on; null means the exhibit's")
+    context: Count | None = Field(
+        None, description="tokens a window holds in evaluation; null means the model's, with which it was trained"
+    )
     paper: str | None = Field(None, description="the printed row beside it: table.row of printed.yaml")
 
     @model_validator(mode="after")
@@ -191,8 +85,9 @@ class Row(Strict):
 
     @property
     def variant(self) -> str:
-        """The row's part of a result path: full, soft, hard-k1, ..."""
-        return f"hard-k{self.top_k}" if self.attention == "hard" else self.attention
+        """The row's part of a result path: full, soft, hard-k1, hard-k1-t2048, ..."""
+        attention = f"hard-k{self.top_k}" if self.attention == "hard" else self.attention
+        return f"{attention}-t{self.context}" if self.context else attention
 
 
 class Perplexity(Strict):
@@ -217,8 +112,8 @@ class Downstream(Strict):
 class Evaluation(Strict):
     """How rows are evaluated."""
 
-    perplexity: Perplexity
-    downstream: Downstream
+    perplexity: Perplexity = Field(description="held-out perplexity")
+    downstream: Downstream = Field(description="the tasks")
 
 
 class Exhibit(Strict):
@@ -282,7 +177,7 @@ class Experiment(Strict):
     )
     model_settings: dict[Name, ModelSettings] = Field(description="per model")
     methods: dict[Name, Method] = Field(description="per method")
-    evaluation: Evaluation
+    evaluation: Evaluation = Field(description="how every row is evaluated")
     speed: AttentionBenchmark | None = Field(description="what is timed; null leaves speed out")
     tables: dict[Name, Exhibit] = Field(description="per table")
     figures: dict[Name, Exhibit] = Field(description="per figure")
@@ -321,11 +216,11 @@ class Experiment(Strict):
 
     def _check_row(self, row: Row, where: str) -> None:
         _known(row.method, self.methods, f"{where}.method", "methods")
-        adapter = self.methods[row.method].adapter
-        if row.attention != "full" and adapter is None:
+        method = self.methods[row.method]
+        if row.attention != "full" and method.kind != "focus":
             raise ValueError(f"{where}.attention: {row.attention} needs a method of kind focus, got {row.method}")
-        if row.top_k is not None and row.top_k > adapter.groups:
-            raise ValueError(f"{where}.top_k: expected at most groups ({adapter.groups}), got {row.top_k}")
+        if row.top_k is not None and row.top_k > method.adapter.groups:
+            raise ValueError(f"{where}.top_k: expected at most groups ({method.adapter.groups}), got {row.top_k}")
 
     def seeds_of(self, model: str, method: str) -> list[int]:
         """The seeds a row of this model and method is repeated for; what does not train runs once."""
@@ -334,12 +229,13 @@ class Experiment(Strict):
         return self.model_settings[model].seeds or self.seeds
 
     def method_for(self, model: str, method: str) -> Method:
-        """The method with the model's own window put into its adapter."""
+        """The method with the window it has on this model, in its adapter too if it has one."""
         settings = self.methods[method]
-        if settings.adapter is None:
-            return settings
-        adapter = settings.adapter.model_copy(update={"window": self.model_settings[model].window})
-        return settings.model_copy(update={"adapter": adapter})
+        window = self.model_settings[model].window if settings.window is None else settings.window
+        if settings.kind == "focus":
+            adapter = settings.adapter.model_copy(update={"window": window})
+            settings = settings.model_copy(update={"adapter": adapter})
+        return settings.model_copy(update={"window": window})
 
 
 def _known(name: str, names, where: str, home: str) -> None:

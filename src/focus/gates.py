@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from focus.attention.reference import causal_pairs, near_pairs, sink_keys
-from focus.config import Gate
+from focus.method_config import Gate
 
 
 def gate_terms(affinity: Tensor, gate: Gate, steepness: float) -> tuple[Tensor | None, Tensor | None]:

@@ -6,16 +6,9 @@ and a result can carry the settings it was made with.
 
 from __future__ import annotations
 
-from focus.config import (
-    Attention,
-    Downstream,
-    Experiment,
-    Method,
-    ModelSettings,
-    Perplexity,
-    Pretraining,
-    Strict,
-)
+from focus.config import Downstream, Experiment, ModelSettings, Perplexity, Pretraining
+from focus.method_config import Attention, Method
+from focus.strict import Strict
 
 
 class PretrainJob(Strict):
@@ -81,13 +74,17 @@ def train_job(experiment: Experiment, model: str, corpus: str, method: str, seed
 def perplexity_job(
     experiment: Experiment, model: str, corpus: str, method: str, variant: str, seed: int
 ) -> PerplexityJob:
-    """The job that measures one row's perplexity; `variant` is `Row.variant`."""
-    common = _common(experiment, model, corpus, method, seed)
-    return PerplexityJob(
-        **common,
-        **_attention(variant),
-        perplexity=experiment.evaluation.perplexity,
-    )
+    """The job that measures one row's perplexity; `variant` is `Row.variant`.
+
+    A row with a context of its own is evaluated on as many tokens as the others, in fewer windows.
+    """
+    common, perplexity = _common(experiment, model, corpus, method, seed), experiment.evaluation.perplexity
+    attention, _, context = variant.partition("-t")
+    if context:
+        windows = max(1, perplexity.windows * common["model_settings"].context // int(context))
+        perplexity = perplexity.model_copy(update={"windows": windows})
+        common["model_settings"] = common["model_settings"].model_copy(update={"context": int(context)})
+    return PerplexityJob(**common, **_attention(attention), perplexity=perplexity)
 
 
 def downstream_job(
@@ -104,13 +101,14 @@ def downstream_job(
 
 def _common(experiment: Experiment, model: str, corpus: str, method: str, seed: int) -> dict:
     """What every job of a method reads: no pretraining, no list of seeds, and the method's key for its label."""
-    settings = experiment.model_settings[model].model_copy(update={"pretraining": None, "seeds": None})
+    settings = experiment.method_for(model, method).model_copy(update={"label": method})
+    changes = {"pretraining": None, "seeds": None, "window": settings.window}
     return {
         "model": model,
-        "model_settings": settings,
+        "model_settings": experiment.model_settings[model].model_copy(update=changes),
         "corpus": corpus,
         "method": method,
-        "settings": experiment.method_for(model, method).model_copy(update={"label": method}),
+        "settings": settings,
         "seed": seed,
     }
 

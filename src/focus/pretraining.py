@@ -11,10 +11,11 @@ from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from focus.cache import cache_root
 from focus.checkpoint import Checkpoints, exclusive, publishing, writing
-from focus.config import Phase, Pretraining, Training
+from focus.config import Pretraining
 from focus.corpora import documents
 from focus.data import tokenise, training_batches
 from focus.jobs import PretrainJob
+from focus.method_config import Phase, Training
 from focus.methods.full_finetuning import FullFinetuning
 from focus.models import fetch_model, load_tokenizer, resolve, revision_of, trained_manifest
 from focus.precision import product_dtype

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
 
 from focus import routing
-from focus.attention import choose_backend, focus_attention
+from focus.attention import choose_backend, focus_attention, straight_through_attention
 from focus.attention.flash import choose_pieces
 from focus.attention.plan import MAX_GROUPS_IN_BITS
-from focus.config import Attention, FocusConfig
 from focus.errors import UserError
 from focus.gates import gated_attention
 from focus.memory import GroupedMemory, announce, memory_of
+from focus.method_config import Attention, FocusConfig
 
 IMPLEMENTATION = "focus"
 
@@ -97,6 +97,7 @@ class Router(nn.Module):
     ) -> Tensor:
         """Soft or hard Focus attention: query [B, H, Tq, D], key and value [B, Hkv, Tk, D] -> [B, H, Tq, D].
 
+        Hard attention has no dropout. While training, its gradient reaches the centroids straight through.
         `settings` are the scale, softcap and sliding_window of the model. padding_mask: bool [B, Tk].
         """
         (hidden, cache), self._received = self._received, None
@@ -123,13 +124,22 @@ class Router(nn.Module):
         if self.attention == "soft":
             gate = {"gate": self.config.gate, "steepness": self.config.steepness}
             return gated_attention(query, key, value, assignment, dropout=dropout, **gate, **settings)
-        if dropout:
-            raise UserError(f"attention: hard has no attention dropout, got {dropout}; use soft, or model.eval()")
         groups = self._groups(assignment)
+        if self.training and assignment.requires_grad and keys == queries and settings["softcap"] is None:
+            return self._train_hard(query, key, value, groups, assignment, settings)
         self.backend = choose_backend(
             query, value, groups, softcap=settings["softcap"], padding_mask=settings["padding_mask"]
         )
         return focus_attention(query, key, value, groups, **settings)
+
+    def _train_hard(
+        self, query: Tensor, key: Tensor, value: Tensor, groups: Tensor, assignment: Tensor, settings: dict
+    ) -> Tensor:
+        """Hard attention whose gradient reaches the centroids straight through."""
+        self.backend = "straight-through"
+        settings = {name: value for name, value in settings.items() if name != "softcap"}
+        steepness = self.config.steepness
+        return straight_through_attention(query, key, value, groups, assignment, steepness=steepness, **settings)
 
     def _decode(
         self,

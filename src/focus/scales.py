@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from focus import corpora, models
 from focus.config import Experiment
 from focus.errors import UserError
+from focus.method_config import KINDS
 from focus.paper import printed
 
 COMMAND_LINE = "--config"
@@ -41,6 +42,8 @@ def load(files: list[Path], overrides: Sequence[str] = ()) -> Experiment:
     settings: dict = {}
     for _, layer in layers:
         settings = _merge(settings, layer)
+    if isinstance(settings.get("methods"), Mapping):
+        settings["methods"] = {name: _inherit(name, settings["methods"], layers) for name in settings["methods"]}
     try:
         experiment = Experiment.model_validate(settings)
     except ValidationError as error:
@@ -63,7 +66,16 @@ def read(path: Path) -> dict:
 
 def schema() -> str:
     """The JSON schema of a whole scale, as the text of config/schema.json."""
-    return json.dumps(Experiment.model_json_schema(), indent=2) + "\n"
+    described = Experiment.model_json_schema()
+    methods = described["properties"]["methods"]
+    inherited = {
+        "type": "object",
+        "required": ["like"],
+        "properties": {"like": {"type": "string", "description": "another method, whose settings these are laid over"}},
+    }
+    for pattern, method in methods["patternProperties"].items():
+        methods["patternProperties"][pattern] = {"anyOf": [method, inherited]}
+    return json.dumps(described, indent=2) + "\n"
 
 
 def _parse(origin: Path | str, text: str):
@@ -92,9 +104,24 @@ def _merge(base, over):
     return {**base, **{key: _merge(base.get(key), value) for key, value in over.items()}}
 
 
+def _inherit(name: str, methods: Mapping, layers: list[tuple[str, Mapping]], below: tuple[str, ...] = ()) -> dict:
+    """A method's settings laid over those of the method that its key `like` names."""
+    method = methods[name]
+    if not isinstance(method, Mapping) or "like" not in method:
+        return method
+    parent, own = method["like"], {key: value for key, value in method.items() if key != "like"}
+    if not isinstance(parent, str) or parent not in methods or parent in (name, *below):
+        key = f"methods.{name}.like"
+        raise UserError(f"{_home(key, layers)}: {key}: expected another method's name, got {parent!r}")
+    return _merge(_inherit(parent, methods, layers, (name, *below)), own)
+
+
 def _one_line(error: ValidationError, layers: list[tuple[str, Mapping]]) -> str:
     first, *others = error.errors()
-    key = ".".join(str(part) for part in first["loc"] if part != "[key]")
+    place = [part for part in first["loc"] if part != "[key]"]
+    if place[:1] == ["methods"] and len(place) > 2 and place[2] in KINDS:
+        del place[2]
+    key = ".".join(map(str, place))
     kind, got = first["type"], first["input"]
     if kind == "value_error":
         problem = str(first["ctx"]["error"])
@@ -136,10 +163,8 @@ def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
 def _misplaced(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """(key, problem) for every key a file gives that another key decides; jobs, written in full, may hold both."""
     for name, method in experiment.methods.items():
-        if "sinks" in method.model_fields_set and method.kind != "window":
-            yield f"methods.{name}.sinks", f"belongs to kind window (kind focus: adapter.sinks), got kind {method.kind}"
-        if method.adapter is not None and "window" in method.adapter.model_fields_set:
-            yield f"methods.{name}.adapter.window", "comes from model_settings.<model>.window, leave it out here"
+        if method.kind == "focus" and "window" in method.adapter.model_fields_set:
+            yield f"methods.{name}.adapter.window", "comes from the method's window or the model's, leave it out here"
 
 
 def _exhibits(experiment: Experiment) -> Iterator[tuple[str, str]]:

@@ -21,10 +21,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from focus.checkpoint import Checkpoints, writing
-from focus.config import Phase, Training
 from focus.data import TrainingBatches
 from focus.errors import UserError
 from focus.loss import mean_loss
+from focus.method_config import Phase, Training
 from focus.methods.base import MethodKind
 from focus.precision import products_in
 from focus.progress import Progress
@@ -157,7 +157,7 @@ def _step(
             total += loss.item()
             _check_finite("loss", total, state, phase)
             loss.backward()
-        layers = [{key: layer[key] for key in LAYER_STATISTICS} for layer in watched]
+        layers = [{key: layer[key] for key in LAYER_STATISTICS if key in layer} for layer in watched]
     norm = torch.nn.utils.clip_grad_norm_(parameters, training.clip).item()
     _check_finite("gradient norm", norm, state, phase)
     optimiser.step()

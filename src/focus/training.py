@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import torch
+
 from focus.cache import cache_root
 from focus.checkpoint import Checkpoints, exclusive, publishing, writing
 from focus.corpora import documents
@@ -35,6 +37,9 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
             return
         method = METHODS[job.settings.kind]
         network, tokenizer = load_model(model, job.model_settings.dtype, job.model_settings.placement)
+        if training.from_scratch:
+            torch.manual_seed(job.seed)
+            network = type(network)(network.config).to(network.device).eval()
         texts = tokenise(documents(corpus, "train"), tokenizer, cache_root() / "tokens")
         batches = training_batches(
             texts,
@@ -44,7 +49,7 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
             separator=tokenizer.eos_token_id,
         )
         method.attach(network, job.settings, window=job.model_settings.window, seed=job.seed)
-        method.choose(network, method.training_attention, None)
+        method.choose(network, method.training_attention(job.settings), None)
         if job.model_settings.gradient_checkpointing:
             network.activation_checkpointing_enable({"use_reentrant": False})
         dtype = product_dtype(job.precision, network.device)

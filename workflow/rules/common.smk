@@ -142,7 +142,7 @@ def row_results(kind, name, models=None):
     """The result files that the rows of a table or figure are made of."""
     exhibit = getattr(experiment, kind)[name]
     return [
-        f"<results>/{measure}/{model}/{exhibit.corpus}/{row.method}/{row.variant}/seed{seed}.json"
+        f"<results>/{measure}/{model}/{row.corpus or exhibit.corpus}/{row.method}/{row.variant}/seed{seed}.json"
         for model in exhibit_models(exhibit)
         if model in (models or experiment.models)
         for row in exhibit.rows
@@ -156,9 +156,11 @@ def exhibit_results(kind, name):
     exhibit = getattr(experiment, kind)[name]
     models = exhibit_models(exhibit)
     trained = [
-        f"<results>/training/{model}/{exhibit.corpus}/{method}/seed{seed}/result.json"
+        f"<results>/training/{model}/{corpus}/{method}/seed{seed}/result.json"
         for model in models
-        for method in sorted({row.method for row in exhibit.rows})
+        for method, corpus in sorted(
+            {(row.method, row.corpus or exhibit.corpus) for row in exhibit.rows}
+        )
         if experiment.methods[method].training
         for seed in experiment.seeds_of(model, method)
     ]
@@ -167,7 +169,10 @@ def exhibit_results(kind, name):
         *row_results(kind, name),
         *trained,
         *manifests,
-        f"<results>/corpora/{exhibit.corpus}.json",
+        *(
+            f"<results>/corpora/{corpus}.json"
+            for corpus in sorted({row.corpus or exhibit.corpus for row in exhibit.rows})
+        ),
     ]
 
 

@@ -13,19 +13,20 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
-from focus.config import Attention, Method
 from focus.errors import UserError
+from focus.method_config import Attention, Method
 
 
 class MethodKind:
     """One kind of method. All functions change the model in place; `window` is the model's w."""
 
-    training_attention: Attention = "full"
-    """The attention a model trains with, for `choose`."""
-
     def attach(self, model: PreTrainedModel, settings: Method, *, window: int, seed: int) -> PreTrainedModel:
         """Put the untrained method onto a base model."""
         return model
+
+    def training_attention(self, settings: Method) -> Attention:
+        """The attention a model trains with, for `choose`."""
+        return "full"
 
     def parameters(self, model: PreTrainedModel, trains: str) -> list[Parameter]:
         """The parameters of a phase ("centroids" or "everything"); these alone require gradients from here on."""

@@ -11,7 +11,7 @@ from torch.nn import Parameter
 from transformers import PreTrainedModel
 
 from focus import adapter
-from focus.config import Attention, Method
+from focus.method_config import Attention, Method
 from focus.methods.base import MethodKind
 from focus.methods.full_finetuning import load_parameters, save_parameters
 
@@ -19,11 +19,13 @@ from focus.methods.full_finetuning import load_parameters, save_parameters
 class Focus(MethodKind):
     """Learned groups gate the far pairs; the centroids train, and the base model where a phase says so."""
 
-    training_attention: Attention = "soft"
-
     def attach(self, model: PreTrainedModel, settings: Method, *, window: int, seed: int) -> PreTrainedModel:
         """Compose the untrained adapter, whose config already holds the model's window."""
         return adapter.compose(model, settings.adapter, seed)
+
+    def training_attention(self, settings: Method) -> Attention:
+        """The gate, or hard groups with a straight-through gradient."""
+        return settings.training.attention
 
     def parameters(self, model: PreTrainedModel, trains: str) -> list[Parameter]:
         """The routers' projections and centroids, or those and the base model's weights."""

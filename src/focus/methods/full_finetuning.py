@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
-from focus.config import Method
 from focus.errors import UserError
+from focus.method_config import Method
 from focus.methods.base import MethodKind
 
 WEIGHTS = "base.safetensors"

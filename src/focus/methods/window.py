@@ -1,27 +1,40 @@
-"""Sliding window attention with sinks, no training: hard Focus attention in which no token has a group."""
+"""The window with sinks of StreamingLLM (arXiv 2309.17453): hard Focus attention in which no token has a group.
+
+Positions stay as they are in the text; the paper's rolling ones matter only beyond a model's context.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from focus.attention import focus_attention
-from focus.config import Method
-from focus.methods.base import MethodKind
-from focus.router import mask_function
+from focus.attention import choose_backend, focus_attention
+from focus.method_config import Method
+from focus.methods.structural import Call, Structural
 
 
-class Window(MethodKind):
-    """Keys at a distance of at most the model's window, and the first `settings.sinks` tokens."""
+class Window(Structural):
+    """Keys at a distance of at most the window, and the first `settings.sinks` tokens."""
 
-    def attach(self, model: PreTrainedModel, settings: Method, *, window: int, seed: int) -> PreTrainedModel:
-        """Replace the model's attention."""
-        name = f"window_{window}_sinks_{settings.sinks}"
-        AttentionInterface.register(name, _attention_function(window, settings.sinks))
-        AttentionMaskInterface.register(name, mask_function)
-        model.set_attn_implementation(name)
-        return model
+    name = "window"
+
+    def attend(self, call: Call) -> Tensor:
+        """Through the engine, with no token in any group."""
+        state = call.state
+        no_groups = torch.zeros(len(call.key), call.key.shape[2], 1, dtype=torch.bool, device=call.key.device)
+        mask = {"softcap": call.softcap, "padding_mask": call.padding_mask}
+        state.backend = choose_backend(call.query, call.value, no_groups, **mask)
+        return focus_attention(
+            call.query,
+            call.key,
+            call.value,
+            no_groups,
+            window=state.window,
+            sinks=state.settings.sinks,
+            scale=call.scale,
+            sliding_window=call.sliding_window,
+            **mask,
+        )
 
     def pairs_kept(self, settings: Method, window: int, length: int) -> tuple[float, float]:
         """By counting: a query at position i reads window + 1 keys at most, and the sinks farther back."""
@@ -30,38 +43,3 @@ class Window(MethodKind):
         far = sum(max(position - window, 0) for position in range(length))
         far_sinks = sum(min(max(position - window, 0), sinks) for position in range(length))
         return (near + far_sinks) / (near + far), far_sinks / far if far else 1.0
-
-
-def _attention_function(window: int, sinks: int):
-    def attention(
-        module: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attention_mask: Tensor | None,
-        scaling: float | None = None,
-        sliding_window: int | None = None,
-        softcap: float | None = None,
-        **_,
-    ) -> tuple[Tensor, None]:
-        if attention_mask is not None:
-            key, value = key[:, :, : attention_mask.shape[1]], value[:, :, : attention_mask.shape[1]]
-        if torch.is_autocast_enabled(query.device.type):
-            dtype = torch.get_autocast_dtype(query.device.type)
-            query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
-        no_groups = torch.zeros(len(key), key.shape[2], 1, dtype=torch.bool, device=key.device)
-        out = focus_attention(
-            query,
-            key,
-            value,
-            no_groups,
-            window=window,
-            sinks=sinks,
-            scale=scaling,
-            softcap=softcap,
-            sliding_window=sliding_window,
-            padding_mask=attention_mask,
-        )
-        return out.transpose(1, 2).contiguous(), None
-
-    return attention

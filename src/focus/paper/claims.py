@@ -15,12 +15,13 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from focus.config import Experiment, Name, Strict
+from focus.config import Experiment
 from focus.errors import UserError
 from focus.paper import layout, printed, rows, speed, statistics
 from focus.paper.rows import TASKS, Entry, Run
 from focus.paper.statistics import Measured
 from focus.provenance import write_atomically
+from focus.strict import Name, Strict
 
 EXACT = 1e-4
 ROUNDING = 1e-2  # percent of a perplexity by which kernels differ that add in another order

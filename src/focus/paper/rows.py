@@ -143,12 +143,15 @@ def display_name(root: Path, model: str) -> str:
 def _entry(exhibit: Exhibit, experiment: Experiment, root: Path, model: str, row: Row, partial: bool) -> Entry:
     method = experiment.methods[row.method]
     attention = {"full": "", "soft": ", soft"}.get(row.attention, f", hard k={row.top_k}")
-    known = Entry(model, exhibit.corpus, row, method.label + attention, method.label, method.kind)
+    corpus = row.corpus or exhibit.corpus
+    details = [row.corpus, f"T={row.context}" if row.context else None]
+    label = ", ".join([method.label + attention, *filter(None, details)])
+    known = Entry(model, corpus, row, label, method.label, method.kind)
     if model not in experiment.models:
         return replace(known, reason="not run: this run leaves the model out")
     runs = {}
     for seed in experiment.seeds_of(model, row.method):
-        cell = f"{model}/{exhibit.corpus}/{row.method}"
+        cell = f"{model}/{corpus}/{row.method}"
         paths = {"perplexity": f"perplexity/{cell}/{row.variant}/seed{seed}.json"}
         if exhibit.downstream:
             paths["downstream"] = f"downstream/{cell}/{row.variant}/seed{seed}.json"

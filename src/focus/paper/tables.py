@@ -168,7 +168,7 @@ def _measured_on(entries: list[Entry], manifest: dict) -> list[str]:
 
 def _adapter(entry: Entry) -> str | None:
     """What distinguishes a row's adapter from the paper's: groups, gate, balance, sinks."""
-    adapter = entry.first.results["perplexity"]["settings"]["settings"]["adapter"] if entry.runs else None
+    adapter = entry.first.results["perplexity"]["settings"]["settings"].get("adapter") if entry.runs else None
     if adapter is None:
         return None
     return (

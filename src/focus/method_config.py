@@ -1,0 +1,153 @@
+"""The settings of the adapter and of every compared method, as strict models; nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from focus.strict import Count, NonNegative, Positive, Strict
+
+Attention = Literal["full", "soft", "hard"]
+Gate = Literal["printed", "centred", "log_sigmoid", "exponential"]
+Balance = Literal["sinkhorn", "potentials", "softmax"]
+
+
+class FocusConfig(Strict):
+    """The adapter: how tokens are grouped and what a group does to attention (paper section 2).
+
+    The defaults are ours: causal, decodable, sinks kept. `FocusConfig.paper()` gives the paper's.
+    """
+
+    groups: Count = Field(8, description="K, the number of groups a layer sorts its tokens into")
+    top_k: Count = Field(1, description="k, the groups a token joins when attention is hard")
+    window: NonNegative = Field(
+        128, description="w: keys at a distance of at most w are always seen; a config file sets it per model"
+    )
+    routing_dim: Count = Field(16, description="d_g, the width of the routing projection")
+    temperature: Positive = Field(0.1, description="tau, which sharpens the assignment")
+    sinkhorn_iterations: Count = Field(10, description="N, the normalisations over tokens then groups")
+    gate: Gate = Field("log_sigmoid", description="the reading of Eq. 2 (see gates.py)")
+    steepness: Positive = Field(10.0, description="lam of Eq. 2; the paper gives no value")
+    balance: Balance = Field(
+        "potentials",
+        description="what keeps groups even: the paper's sinkhorn (sees the future), frozen potentials, or nothing",
+    )
+    potential_momentum: float = Field(
+        0.9, ge=0, lt=1, description="share of the old potentials kept at each training step"
+    )
+    sinks: NonNegative = Field(4, description="first real tokens that every query may see")
+    projection_std: Positive | None = Field(None, description="deviation of the initial W_g; null means 1/sqrt(d)")
+    centroid_std: Positive = Field(0.25, description="deviation of the initial centroids")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> FocusConfig:
+        if self.top_k > self.groups:
+            raise ValueError(f"top_k must be at most groups ({self.groups}), got {self.top_k}")
+        return self
+
+    @classmethod
+    def paper(cls, **overrides) -> FocusConfig:
+        """The paper's own setting for composed models: K=4, k=2, Sinkhorn over the sequence, Eq. 2 as printed."""
+        return cls(**{"groups": 4, "top_k": 2, "gate": "printed", "balance": "sinkhorn", "sinks": 0} | overrides)
+
+
+class Phase(Strict):
+    """One phase of training: which weights move, for how long, how fast."""
+
+    trains: Literal["centroids", "lora", "everything"] = Field(description="which weights move in this phase")
+    steps: NonNegative = Field(description="optimiser steps")
+    learning_rate: Positive = Field(description="peak learning rate of AdamW")
+
+
+class Training(Strict):
+    """How a method trains; phases follow one another with fresh optimisers."""
+
+    phases: list[Phase] = Field(description="one after the other; two make the paper's full fine-tuning")
+    attention: Literal["soft", "hard"] = Field(
+        "soft",
+        description="kind focus only: the gate, or hard groups (straight-through gradient, no dropout)",
+    )
+    from_scratch: bool = Field(False, description="start from random weights instead of the model's own")
+    batch_size: Count = Field(1, description="windows a forward pass takes")
+    accumulation: Count = Field(1, description="forward passes an optimiser step takes")
+    warmup: float = Field(0.1, ge=0, lt=1, description="share of a phase's steps in which the rate rises")
+    clip: Positive = Field(1.0, description="largest gradient norm")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW's weight decay")
+    calibration_windows: NonNegative = Field(
+        4, description="training windows that set the potentials before the first step (balance: potentials)"
+    )
+    checkpoint_every: Count = Field(20, description="steps between checkpoints, from which a killed run resumes")
+
+
+class _Method(Strict):
+    label: str = Field(description="the row's name in tables and figures")
+    window: NonNegative | None = Field(None, description="w; null means the model's")
+    training: Training | None = Field(None, description="null means nothing trains")
+
+    @model_validator(mode="after")
+    def _trainable(self) -> _Method:
+        allowed = self.TRAINS
+        if self.training is None:
+            if self.NEEDS_TRAINING:
+                raise ValueError(f"training of kind {self.kind}: expected settings, got null")
+            return self
+        for phase in self.training.phases:
+            if phase.trains not in allowed:
+                expected = f"phases that train {' or '.join(allowed)}" if allowed else "null"
+                raise ValueError(f"training of kind {self.kind}: expected {expected}, got one of {phase.trains}")
+        if self.training.from_scratch and not self.trains_everything:
+            raise ValueError("training.from_scratch: expected a phase that trains everything, got none")
+        if self.training.attention != "soft" and self.kind != "focus":
+            raise ValueError(f"training.attention belongs to kind focus and only there, got kind {self.kind}")
+        return self
+
+    TRAINS: ClassVar[tuple[str, ...]] = ("everything",)
+    NEEDS_TRAINING: ClassVar[bool] = False
+
+    @property
+    def trains_everything(self) -> bool:
+        """Whether a phase moves the model's own weights."""
+        return self.training is not None and any(phase.trains == "everything" for phase in self.training.phases)
+
+
+class PretrainedSettings(_Method):
+    """The base model as it is."""
+
+    TRAINS: ClassVar[tuple[str, ...]] = ()
+    kind: Literal["pretrained"] = Field(description="the method file")
+
+
+class FullFinetuningSettings(_Method):
+    """Full attention, every weight trained."""
+
+    NEEDS_TRAINING: ClassVar[bool] = True
+    kind: Literal["full_finetuning"] = Field(description="the method file")
+
+
+class WindowSettings(_Method):
+    """Keys within the window and the first tokens (StreamingLLM, arXiv 2309.17453)."""
+
+    kind: Literal["window"] = Field(description="the method file")
+    sinks: NonNegative = Field(0, description="first tokens that every query may see")
+
+
+class FocusSettings(_Method):
+    """Learned groups gate the far pairs (the paper)."""
+
+    TRAINS: ClassVar[tuple[str, ...]] = ("centroids", "everything")
+    NEEDS_TRAINING: ClassVar[bool] = True
+    kind: Literal["focus"] = Field(description="the method file")
+    adapter: FocusConfig = Field(description="its window comes from the method or the model")
+
+
+Method = Annotated[
+    PretrainedSettings | FullFinetuningSettings | WindowSettings | FocusSettings, Field(discriminator="kind")
+]
+METHOD: TypeAdapter[Method] = TypeAdapter(Method)
+KINDS = tuple(settings.model_fields["kind"].annotation.__args__[0] for settings in Method.__origin__.__args__)
+
+
+def make_method(**settings) -> Method:
+    """The settings of one method, of the class that its kind has."""
+    return METHOD.validate_python(settings)
