@@ -6,9 +6,7 @@ import json
 import math
 from pathlib import Path
 
-import yaml
-
-from focus import jobs
+from focus import jobs, scales
 from focus.config import Exhibit, Experiment, Row
 
 TASKS = ("hellaswag", "arc_easy", "piqa", "lambada")
@@ -18,7 +16,7 @@ KEPT = {"full": 1.0, "soft": 1.0, "hard-k1": 0.3, "hard-k2": 0.85, "hard-k3": 1.
 
 def experiment(**changes) -> Experiment:
     """The default scale with changed keys."""
-    settings = yaml.safe_load((REPOSITORY / "config/config.yaml").read_text())
+    settings = scales.load([REPOSITORY / "config/config.yaml"]).model_dump()
     return Experiment.model_validate(settings | changes)
 
 
@@ -65,15 +63,15 @@ def write_row(
     lost: int,
 ) -> None:
     """The results of one row with one seed."""
-    cell = (model, exhibit.corpus, row.method, row.variant, seed)
+    cell = (model, row.corpus or exhibit.corpus, row.method, row.variant, seed)
     tokens = sum(window["tokens"] for window in windows)
     loss = sum(window["loss_sum"] for window in windows) / tokens
-    kept = 0.2 if row.method.startswith("window") else KEPT[row.variant]
+    kept = 0.2 if row.method.startswith("window") else KEPT[row.variant.partition("-t")[0]]
     metrics = {
         "perplexity": math.exp(loss),
         "loss": loss,
         "tokens": tokens,
-        "context": settings.model_settings[model].context,
+        "context": row.context or settings.model_settings[model].context,
         "stride": settings.model_settings[model].context,
         "windows": windows,
         "documents": [],

@@ -119,7 +119,8 @@ def test_what_is_absent_is_not_run_and_says_why(tmp_path):
     settings = experiment()
     quality = settings.figures["quality"]
     rows = [row for row in quality.rows if row.top_k not in (3, 4)]
-    settings = settings.model_copy(update={"figures": {"quality": quality.model_copy(update={"rows": rows})}})
+    figures, tables = {"quality": quality.model_copy(update={"rows": rows})}, {"table1": settings.tables["table1"]}
+    settings = settings.model_copy(update={"figures": figures, "tables": tables})
     write_results(tmp_path, settings)
     claim = verdicts(tmp_path, settings)["T7.k3-exact"]
     assert claim["verdict"] == "not run"

@@ -166,12 +166,12 @@ def test_a_mistake_names_file_and_key_in_one_line(overlay, text, line):
 
 
 def test_frozen_weights_may_be_bfloat16(overlay):
-    centroids_only = "{rows: [{method: pretrained}, {method: focus, attention: soft}]}"
-    experiment = overlay(
-        "model_settings: {gpt2-mini: {dtype: bfloat16}}\n"
-        f"tables: {{table1: {centroids_only}}}\nfigures: {{quality: {centroids_only}}}"
-    )
-    assert experiment.model_settings["gpt2-mini"].dtype == "bfloat16"
+    settings = overlay("seeds: [0]").model_dump()
+    settings["model_settings"]["gpt2-mini"]["dtype"] = "bfloat16"
+    centroids_only = {"rows": [{"method": "pretrained"}, {"method": "focus", "attention": "soft"}]}
+    settings["tables"] = {"table1": settings["tables"]["table1"] | centroids_only}
+    settings["figures"] = {}
+    assert Experiment.model_validate(settings).model_settings["gpt2-mini"].dtype == "bfloat16"
 
 
 def test_no_exhibit_may_be_named_like_a_rule_of_the_workflow():

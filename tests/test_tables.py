@@ -69,6 +69,28 @@ def test_the_caption_says_what_was_measured(results):
         assert said in page
 
 
+def test_rows_are_compared_with_the_pretrained_model_on_their_text_and_context(tmp_path):
+    settings = experiment()
+    shifts = {"pretrained/full-t1024": 0.5, "focus/hard-k2-t1024": 0.7, "focus/hard-k2": 0.1}
+    write_results(tmp_path, settings, shifts)
+    grid = cells(made(tmp_path, settings, "longcontext")["md"], "smollm2-135m-instruct: perplexity")
+    place = grid["Row"].index("Ratio to pretrained")
+    for label, change in {"Focus, hard k=2, T=1024": 0.2, "Focus, hard k=2": 0.1}.items():
+        assert float(grid[label][place].split(" ± ")[0]) == pytest.approx(math.exp(change), abs=1e-3)
+    grid = cells(made(tmp_path, settings, "domains")["md"], "gpt2-mini: perplexity")
+    assert grid["Pretrained, wikipedia"][place] == "-"
+    assert grid["Full attention, fine-tuned, wikipedia"][place].startswith("1.000")
+
+
+def test_an_ablation_shows_its_largest_group_beside_the_papers(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings)
+    grid = cells(made(tmp_path, settings, "table9")["md"], "gpt2-mini: perplexity")
+    found = dict(zip(grid["Row"], grid["Focus K=8, soft"], strict=True))
+    assert (found["Largest group"], found["Paper's largest group, percent"]) == ("30.0 %", "21")
+    assert "Far pairs kept" not in found
+
+
 def test_no_cell_is_blank_and_the_papers_other_rows_are_not_run(results):
     for table in ("table1", "table2"):
         page = made(results, experiment(), table)["md"]

@@ -14,6 +14,7 @@ from focus.method_config import Attention, Method
 from focus.strict import Count, Distinct, Name, NonNegative, Positive, Strict
 
 Task = Literal["hellaswag", "arc_easy", "piqa", "lambada"]
+Column = Literal["perplexity", "ratio", "far_pairs", "parameters", "dominance", "stability", "collapse"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 
@@ -124,6 +125,10 @@ class Exhibit(Strict):
     models: Distinct[Name] | None = Field(None, description="null means the scale's models")
     rows: list[Row] = Field(
         min_length=1, description="one row of the table, or one point of the figure, which needs a pretrained one"
+    )
+    columns: Distinct[Column] = Field(
+        ["perplexity", "ratio", "far_pairs", "parameters"],
+        description="tables only: what is shown of each row, the paper's numbers beside it",
     )
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
 

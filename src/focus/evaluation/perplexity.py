@@ -30,6 +30,11 @@ def run(job: PerplexityJob, *, model: Path, corpus: Path, weights: Path | None, 
     """Measure one row and write its result. model, corpus: manifests; weights: what training wrote, if it trains."""
     started = time.time()
     row = load_row(job, model, weights)
+    most = getattr(row.model.config, "max_position_embeddings", job.model_settings.context)
+    if job.model_settings.context > most:
+        raise UserError(
+            f"context: expected at most the {most} positions of {job.model}, got {job.model_settings.context}"
+        )
     texts = documents(corpus, "held_out")
     tokens = tokenise(texts, row.tokenizer, cache_root() / "tokens")
     context, settings = job.model_settings.context, job.perplexity

@@ -54,7 +54,8 @@ def write(
     unless `partial`: then its point is left out and named below the panels.
     """
     entries = rows.gather(exhibit, experiment, results_root, partial=partial)
-    models = [model for model in exhibit.models or experiment.models if rows.reference(entries, model)]
+    measured = {entry.model for entry in entries if rows.reference(entries, entry)}
+    models = [model for model in exhibit.models or experiment.models if model in measured]
     if not models:
         raise UserError(f"figures.{figure}.rows: expected a pretrained row with results to compare with, found none")
     with plt.rc_context(seaborn.axes_style("whitegrid") | STYLE):
@@ -83,12 +84,11 @@ def save(canvas: Figure, output_prefix: Path) -> None:
 
 def points(entries: list[Entry], model: str) -> list[tuple[Entry, float, float, float]]:
     """(entry, share of far pairs kept, ratio of perplexities, its standard error) for every row with results."""
-    base = rows.reference(entries, model)
     found = []
     for entry in entries:
         if entry.model != model or not entry.runs:
             continue
-        change = entry.against(base)
+        change = entry.against(rows.reference(entries, entry))
         found.append((entry, entry.mean("far_pairs_kept"), change.value, change.error or 0.0))
     return found
 

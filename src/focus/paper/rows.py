@@ -7,7 +7,7 @@ training/{model}/{corpus}/{method}/seed{seed}/result.json, and the manifests mod
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -67,6 +67,10 @@ class Entry:
         """Mean over seeds of a scalar metric of the perplexity results."""
         return fmean(run.results["perplexity"]["metrics"][metric] for run in self.runs.values())
 
+    def over_seeds(self, value: Callable[[Run], float | None]) -> list[float]:
+        """A value of each run, without those that have none."""
+        return [found for run in self.runs.values() if (found := value(run)) is not None]
+
     def against(self, reference: Entry) -> statistics.Ratio:
         """Perplexity over the reference's, paired by window, each seed with its own or the only one."""
         return statistics.combine(
@@ -92,10 +96,16 @@ def gather(exhibit: Exhibit, experiment: Experiment, root: Path, *, partial: boo
     ]
 
 
-def reference(entries: list[Entry], model: str) -> Entry | None:
-    """The pretrained row of a model, or None when the exhibit has none with results."""
+def reference(entries: list[Entry], entry: Entry) -> Entry | None:
+    """The pretrained row of the entry's model, text and context, or None when the exhibit has none with results."""
+    same = (entry.model, entry.corpus, entry.row.context)
     return next(
-        (entry for entry in entries if entry.model == model and entry.kind == "pretrained" and entry.runs), None
+        (
+            other
+            for other in entries
+            if (other.model, other.corpus, other.row.context) == same and other.kind == "pretrained" and other.runs
+        ),
+        None,
     )
 
 
@@ -117,7 +127,7 @@ def frame(entries: list[Entry]) -> pandas.DataFrame:
         if not entry.runs:
             lines.append(known | {"not_run": entry.reason})
         for seed, run in entry.runs.items():
-            measured = list(_metrics(entry, run, reference(entries, entry.model), seed))
+            measured = list(_metrics(entry, run, reference(entries, entry), seed))
             lines += [known | {"seed": seed} | _origin(run, source) | values for source, values in measured]
     table = pandas.DataFrame(lines, columns=COLUMNS)
     return table.astype({"seed": "Int64"})
@@ -211,7 +221,7 @@ def _metrics(entry: Entry, run: Run, base: Entry | None, seed: int) -> Iterator[
             yield line("downstream", f"{task}_p_value", flips.p_value)
     if "training" in run.results:
         metrics = run.results["training"]["metrics"]
-        for name in ("steps", "tokens", "final_loss"):
+        for name in ("steps", "tokens", "final_loss", "stability", "collapse_step"):
             if metrics.get(name) is not None:
                 yield line("training", f"training_{name}", metrics[name])
 
@@ -219,7 +229,8 @@ def _metrics(entry: Entry, run: Run, base: Entry | None, seed: int) -> Iterator[
 def printed_ratio(entry: Entry) -> float | None:
     """The paper's perplexity over its own baseline's, or None."""
     base = printed.baseline(entry.row.paper) if entry.row.paper else None
-    return printed_value(entry, "perplexity") / base["perplexity"] if base else None
+    value = printed_value(entry, "perplexity")
+    return value / base["perplexity"] if base and value is not None else None
 
 
 def _origin(run: Run, source: str) -> dict:

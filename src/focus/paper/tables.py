@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import fmean
 
 from focus.config import Exhibit, Experiment
 from focus.paper import layout, printed, rows, statistics
 from focus.paper.layout import Grid
-from focus.paper.rows import TASKS, Entry
+from focus.paper.rows import TASKS, Entry, Run
 from focus.provenance import write_atomically
 
 
@@ -78,37 +79,113 @@ def sentence(note: str) -> str:
 
 def _of_model(model: str, entries: list[Entry], exhibit: Exhibit, root: Path) -> list[Grid]:
     mine = [entry for entry in entries if entry.model == model]
-    base = rows.reference(mine, model)
     lines = _measured_on(mine, rows.manifest(root, "models", model))
     name = rows.display_name(root, model)
-    grids = [Grid(f"{name}: perplexity", *_perplexity(mine, base), lines)]
+    grids = [Grid(f"{name}: {TITLES[exhibit.columns[0]]}", *_columns(mine, exhibit.columns), lines)]
     if exhibit.downstream and any(entry.runs for entry in mine):
-        grids.append(Grid(f"{name}: accuracy, percent", *_accuracy(mine, base)))
+        grids.append(Grid(f"{name}: accuracy, percent", *_accuracy(mine)))
     return grids
 
 
-def _perplexity(entries: list[Entry], base: Entry | None) -> tuple[list[str], list[list[str]]]:
-    several = any(len(entry.runs) > 1 for entry in entries)
-    header = ["Row", "Perplexity", *(["Over seeds"] if several else []), "Ratio to pretrained"]
-    header += ["Paper's perplexity", "Paper's ratio", "Far pairs kept", "Trained parameters"]
-    changes = [entry.against(base) if base and entry.runs and entry is not base else None for entry in entries]
-    lines = []
-    for entry, change in zip(entries, ratios(changes), strict=True):
-        paper = [paper_number(rows.printed_value(entry, "perplexity")), paper_ratio(rows.printed_ratio(entry))]
-        if not entry.runs:
-            lines.append([entry.label, "not run", *(["-"] if several else []), "-", *paper, "-", "-"])
-            continue
-        measured = [statistics.perplexity(run.windows) for run in entry.runs.values()]
-        values, errors = zip(*measured, strict=True)
-        line = [entry.label, number(fmean(values), None if None in errors else fmean(errors))]
-        if several:
-            line.append("-" if len(values) == 1 else f"± {number(statistics.spread(values))} ({len(values)})")
-        line += [change, *paper, percent(entry.mean("far_pairs_kept")), f"{entry.mean('trained_parameters'):,.0f}"]
-        lines.append(line)
+def _columns(entries: list[Entry], columns: list[str]) -> tuple[list[str], list[list[str]]]:
+    """Header and lines: the rows' labels, and each of the exhibit's columns with what the paper prints for it."""
+    header, lines = ["Row"], [[entry.label] for entry in entries]
+    for column in columns:
+        for title, cells in COLUMNS[column](entries):
+            header.append(title)
+            for line, cell in zip(lines, cells, strict=True):
+                line.append(cell)
     return header, lines
 
 
-def _accuracy(entries: list[Entry], base: Entry | None) -> tuple[list[str], list[list[str]]]:
+def _perplexity(entries: list[Entry]) -> Iterator[tuple[str, list[str]]]:
+    measured = [[statistics.perplexity(run.windows) for run in entry.runs.values()] for entry in entries]
+    cells, spreads = [], []
+    for each in measured:
+        values, errors = zip(*each, strict=True) if each else ((), ())
+        cells.append(number(fmean(values), None if None in errors else fmean(errors)) if each else "not run")
+        spreads.append(f"± {number(statistics.spread(values))} ({len(values)})" if len(values) > 1 else "-")
+    yield "Perplexity", cells
+    if any(len(each) > 1 for each in measured):
+        yield "Over seeds", spreads
+    yield from _paper(entries, "perplexity", "Paper's perplexity")
+
+
+def _ratio(entries: list[Entry]) -> Iterator[tuple[str, list[str]]]:
+    changes = []
+    for entry in entries:
+        base = rows.reference(entries, entry)
+        changes.append(entry.against(base) if base and entry.runs and entry is not base else None)
+    yield "Ratio to pretrained", ratios(changes)
+    if any(rows.printed_ratio(entry) is not None for entry in entries):
+        yield "Paper's ratio", [paper_ratio(rows.printed_ratio(entry)) for entry in entries]
+
+
+def _far_pairs(entries: list[Entry]) -> Iterator[tuple[str, list[str]]]:
+    yield "Far pairs kept", [percent(entry.mean("far_pairs_kept")) if entry.runs else "-" for entry in entries]
+
+
+def _parameters(entries: list[Entry]) -> Iterator[tuple[str, list[str]]]:
+    cells = [f"{entry.mean('trained_parameters'):,.0f}" if entry.runs else "-" for entry in entries]
+    yield "Trained parameters", cells
+
+
+def _dominance(entries: list[Entry]) -> Iterator[tuple[str, list[str]]]:
+    yield "Largest group", [_over_seeds(entry.over_seeds(_largest_group), percent) for entry in entries]
+    yield from _paper(entries, "dominance", "Paper's largest group, percent")
+
+
+def _stability(entries: list[Entry]) -> Iterator[tuple[str, list[str]]]:
+    values = [entry.over_seeds(lambda run: _trained_metric(run, "stability")) for entry in entries]
+    yield "Stability", [_over_seeds(each, "{:.3f}".format) for each in values]
+    yield from _paper(entries, "stability", "Paper's stability")
+
+
+def _collapse(entries: list[Entry]) -> Iterator[tuple[str, list[str]]]:
+    values = [entry.over_seeds(lambda run: _trained_metric(run, "collapse_step")) for entry in entries]
+    yield "Collapsed at step", [_over_seeds(each, "{:.0f}".format) for each in values]
+    if any(rows.printed_value(entry, "outcome") for entry in entries):
+        yield "Paper's outcome", [rows.printed_value(entry, "outcome") or "-" for entry in entries]
+
+
+COLUMNS = {
+    "perplexity": _perplexity,
+    "ratio": _ratio,
+    "far_pairs": _far_pairs,
+    "parameters": _parameters,
+    "dominance": _dominance,
+    "stability": _stability,
+    "collapse": _collapse,
+}
+TITLES = {"dominance": "balance of the groups", "collapse": "balance of the groups"} | {
+    name: "perplexity" for name in ("perplexity", "ratio", "far_pairs", "parameters", "stability")
+}
+
+
+def _paper(entries: list[Entry], metric: str, title: str) -> Iterator[tuple[str, list[str]]]:
+    """The paper's column, if it prints anything for these rows."""
+    values = [rows.printed_value(entry, metric) for entry in entries]
+    if any(value is not None for value in values):
+        yield title, [paper_number(value) for value in values]
+
+
+def _largest_group(run: Run) -> float | None:
+    layers = run.results["perplexity"]["metrics"].get("layers") or []
+    values = [layer["dominance"] for layer in layers if "dominance" in layer]
+    return fmean(values) if values else None
+
+
+def _trained_metric(run: Run, metric: str) -> float | None:
+    return run.results["training"]["metrics"].get(metric) if "training" in run.results else None
+
+
+def _over_seeds(values: list[float], shown: Callable[[float], str]) -> str:
+    if len(values) < 2:
+        return shown(values[0]) if values else "-"
+    return f"{shown(fmean(values))} ± {shown(statistics.spread(values))} ({len(values)})"
+
+
+def _accuracy(entries: list[Entry]) -> tuple[list[str], list[list[str]]]:
     tasks = next(entry.first.tasks for entry in entries if entry.runs)
     items = {task: values["items"] for task, values in tasks.items()}
     header = ["Row", *(cell for task in tasks for cell in (f"{TASKS[task]} (n={items[task]})", "paper"))]
@@ -116,7 +193,8 @@ def _accuracy(entries: list[Entry], base: Entry | None) -> tuple[list[str], list
     for entry in entries:
         line = [entry.label]
         for task in tasks:
-            paper = paper_number(rows.printed_value(entry, task))
+            paper = _paper_score(entry, task)
+            base = rows.reference(entries, entry)
             line += [_score(entry, base, task) if entry.runs else "not run", paper]
         lines.append(line)
     beyond = {
@@ -126,6 +204,12 @@ def _accuracy(entries: list[Entry], base: Entry | None) -> tuple[list[str], list
         ["Positions that see beyond the window", *(cell for task in tasks for cell in (percent(beyond[task]), "-"))]
     )
     return header, lines
+
+
+def _paper_score(entry: Entry, task: str) -> str:
+    """The printed accuracy, or the printed change of it with its sign."""
+    change = rows.printed_value(entry, f"{task}_change")
+    return paper_number(rows.printed_value(entry, task)) if change is None else f"change {change:+g}"
 
 
 def _score(entry: Entry, base: Entry | None, task: str) -> str:
@@ -206,8 +290,9 @@ def _uncovered(table: str, exhibit: Exhibit, experiment: Experiment) -> list[Gri
     for reference, row in printed.rows_of(table).items():
         if reference not in named:
             base = printed.baseline(reference)
-            change = paper_ratio(row["perplexity"] / base["perplexity"] if base else None)
-            lines.append([row["label"], paper_number(row["perplexity"]), change, "not run"])
+            value = row.get("perplexity")
+            change = paper_ratio(value / base["perplexity"] if base and value else None)
+            lines.append([row["label"], paper_number(value), change, "not run"])
     if not lines:
         return []
     why = f"Nothing in the scale `{experiment.scale}` stands for these rows."
