@@ -12,6 +12,18 @@ ROOT = Path(__file__).parents[2]
 PARTS = ("Snakefile", "workflow", "profiles", "config", "envs", "src", "README.md", "pyproject.toml")
 
 
+def rows(experiment) -> set[tuple]:
+    """(model, corpus, method, variant, seed) of every row that the tables and figures show."""
+    return {
+        (model, row.corpus or exhibit.corpus, row.method, row.variant, seed)
+        for exhibit in [*experiment.tables.values(), *experiment.figures.values()]
+        for model in experiment.models
+        if model in (exhibit.models or experiment.models)
+        for row in exhibit.rows
+        for seed in experiment.seeds_of(model, row.method)
+    }
+
+
 class Checkout:
     """A working copy; `stub` puts a `focus` command that only writes its outputs before the real one."""
 

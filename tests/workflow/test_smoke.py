@@ -7,7 +7,9 @@ import signal
 import time
 
 import pytest
-import yaml
+from conftest import rows
+
+from focus import scales
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -62,7 +64,8 @@ def test_a_run_killed_twice_carries_on_and_ends_with_the_same_weights(smoke):
 
 def test_every_exhibit_is_there(smoke):
     results = smoke.folder / "results/smoke"
-    for name in ("headline", "table1", "table2", "table6", "table7speed"):
+    tables = scales.load([smoke.folder / "config/config.yaml", smoke.folder / SMOKE[1]]).tables
+    for name in (*tables, "table6", "table7speed"):
         for suffix in ("csv", "md", "tex"):
             assert (results / f"tables/{name}.{suffix}").stat().st_size
     for name in ("headline", "quality", "speed"):
@@ -73,10 +76,12 @@ def test_every_exhibit_is_there(smoke):
 
 def test_every_result_says_where_it_comes_from(smoke):
     results = smoke.folder / "results/smoke"
-    files = [*results.glob("perplexity/**/*.json"), *results.glob("downstream/**/*.json")]
-    shown = yaml.safe_load((smoke.folder / "config/config.yaml").read_text())
-    assert len(files) == len(shown["figures"]["quality"]["rows"]) + len(shown["tables"]["table1"]["rows"])
-    for file in files:
+    experiment = scales.load([smoke.folder / "config/config.yaml", smoke.folder / SMOKE[1]])
+    found = {
+        tuple(file.relative_to(results).with_suffix("").parts[1:]) for file in results.glob("perplexity/**/*.json")
+    }
+    assert found == {(*row[:4], f"seed{row[4]}") for row in rows(experiment)}
+    for file in [*results.glob("perplexity/**/*.json"), *results.glob("downstream/**/*.json")]:
         result = json.loads(file.read_text())
         assert result["provenance"]["revisions"]["model"]
         assert result["provenance"]["threads"] == 1
