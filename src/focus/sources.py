@@ -226,7 +226,10 @@ def fetch(sources: Sequence[Source], cache: Path | None = None) -> tuple[Path, S
 
 
 def members(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the files whose path matches a shell pattern, in a wheel, a source archive, a Debian package or a folder."""
+    """Name and content of the files whose path matches a shell pattern.
+
+    `path` is a wheel, a source archive, a Debian package or a folder.
+    """
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             if file.is_file() and fnmatch(str(file.relative_to(path)), pattern):

@@ -77,6 +77,13 @@ def test_a_changed_setting_reruns_what_reads_it(finished):
     assert "train" not in planned
 
 
+def test_a_table_can_ask_for_written_answers(finished):
+    planned = finished.planned("--config", "tables={headline: {generation: true}}")
+    assert planned["generation"] == 4
+    assert planned["fetch_benchmark"] == 1
+    assert "train" not in planned
+
+
 def test_a_slice_covers_one_model(checkout):
     assert checkout.planned("--config", "models=[gpt2-mini]")["train"] == 4
     assert "fetch_model" not in checkout.planned("--config", "models=[gpt2-mini]")
