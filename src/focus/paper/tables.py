@@ -278,7 +278,7 @@ def _notes(entries: list[Entry], exhibit: Exhibit, experiment: Experiment, root:
     ]
     if exhibit.downstream:
         notes.append(
-            "Accuracy is length-normalised where lm-eval has it (not LAMBADA, TruthfulQA), as the printed GPT-2 rows are. "
+            "Accuracy is length-normalised where lm-eval has it (not LAMBADA, TruthfulQA), as in the printed rows. "
             "± of an accuracy: standard error over items; (+gained -lost): items that change against pretrained. Where "
             "few positions see beyond the window, hardly any item can change, whatever the groups."
         )
