@@ -89,6 +89,17 @@ def write_row(
         write_result(root / "downstream" / path, "downstream", job, {"tasks": dict.fromkeys(TASKS, scores)})
 
 
+def write_answers(root: Path, settings: Experiment, cell: tuple, correct: list[int] | None) -> None:
+    """What one row (model, corpus, method, variant, seed) wrote; None for one that cannot generate."""
+    metrics = {"reason": "cannot generate"}
+    if correct is not None:
+        metrics = {"task": "gsm8k", "shots": 8, "items": len(correct), "correct": correct, "correct_flexible": correct}
+        metrics |= {"accuracy_flexible": sum(correct) / len(correct), "context": 2048, "prompts_cut": 0}
+        metrics |= {"beyond_window": 0.9, "tokens_per_second": 12.5}
+    path = root / "generation" / "/".join(cell[:4]) / f"seed{cell[4]}.json"
+    write_result(path, "generation", jobs.generation_job(settings, *cell), metrics)
+
+
 def write_speed(root: Path, settings: Experiment, *, faster: float = 1.0) -> None:
     """The timing of attention alone: n/8192 times full attention's speed, or `faster` times that; k of K halves it."""
     job = settings.speed

@@ -1,6 +1,7 @@
 """Benchmark items against lm-eval's own definitions and the requests another evaluator rendered from them."""
 
 import json
+import tarfile
 
 import pytest
 
@@ -8,12 +9,13 @@ from focus import benchmarks
 from focus.errors import UserError
 from focus.sources import fetch
 
-ITEMS = {"hellaswag": 10042, "arc_easy": 2376, "piqa": 1838, "lambada": 5153}
+ITEMS = {"hellaswag": 10042, "arc_easy": 2376, "piqa": 1838, "lambada": 5153, "gsm8k": 1319}
 FIELDS = {
     "hellaswag": {"activity_label": str, "ctx_a": str, "ctx_b": str, "endings": list, "label": str},
     "arc_easy": {"id": str, "question": str, "choices": dict, "answerKey": str},
     "piqa": {"goal": str, "sol1": str, "sol2": str, "label": int},
     "lambada": {"text": str},
+    "gsm8k": {"question": str, "answer": str},
 }
 
 
@@ -28,7 +30,7 @@ def loaded(tmp_path_factory):
     """{task: its items}, through the manifest and the cache."""
     folder = tmp_path_factory.mktemp("manifests")
     tasks = {}
-    for task in benchmarks.REGISTRY:
+    for task in ITEMS:
         path = folder / f"{task}.json"
         path.write_text(json.dumps(benchmarks.fetch_benchmark(task)))
         tasks[task] = [json.loads(line) for line in benchmarks.items(path).read_text().splitlines()]
@@ -87,6 +89,37 @@ def test_lambada_splits_into_context_and_last_word(archive, loaded):
         context, _, word = item["text"].rpartition(" ")
         assert context == request["request"]["context"]
         assert " " + word == request["request"]["continuation"]
+
+
+def test_gsm8k_ends_in_the_answer_rendered_from_it(archive, loaded):
+    rendered = list(benchmarks._requests(archive, "gsm8k/gold_bpb_5shot"))
+    for request, item in zip(rendered, loaded["gsm8k"], strict=True):
+        assert item["answer"].rpartition("#### ")[2] == request["doc"]["short_answer"]
+        assert f"Question: {item['question']}\nAnswer:" in request["request"]["context"]
+
+
+def test_the_true_answer_comes_first(tmp_path):
+    examples = [{"input": "Why?", "target_scores": {"So.": 0, "Thus.": 1, "No.": 0}}]
+    folder = tmp_path / "bigbench-1.0.0/bigbench/benchmark_tasks/truthful_qa"
+    folder.mkdir(parents=True)
+    (folder / "task_mc.json").write_text(json.dumps({"examples": examples}))
+    with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "bigbench-1.0.0", "bigbench-1.0.0")
+    targets = {"choices": ["Thus.", "So.", "No."], "labels": [1, 0, 0]}
+    (item,) = benchmarks._truthfulqa_mc1(tmp_path / "x.tar.gz")
+    assert item == {"question": "Why?", "mc1_targets": targets}
+
+
+@pytest.mark.slow
+def test_truthfulqa_has_one_true_answer_of_several(tmp_path):
+    path = tmp_path / "truthfulqa_mc1.json"
+    path.write_text(json.dumps(benchmarks.fetch_benchmark("truthfulqa_mc1")))
+    items = [json.loads(line) for line in benchmarks.items(path).read_text().splitlines()]
+    assert len({item["question"] for item in items}) == len(items) == 299
+    for item in items:
+        choices, labels = item["mc1_targets"]["choices"], item["mc1_targets"]["labels"]
+        assert labels == [1] + [0] * (len(choices) - 1)
+        assert 2 <= len(choices) == len(set(choices)) <= 5
 
 
 def test_damaged_items_are_made_again(tmp_path, monkeypatch, archive):

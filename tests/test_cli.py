@@ -113,6 +113,17 @@ def test_downstream_hands_on_its_job_and_names_benchmarks_by_task(call, fake):
     }
 
 
+def test_generate_hands_on_its_job(call, fake):
+    seen = {}
+    fake("focus.evaluation.generation", run=lambda job, **paths: seen.update(job=job, **paths))
+    job = jobs.generation_job(scales.load([BASE]), "gpt2-mini", "austen", "focus", "hard-k1-t2048", 0)
+    assert (job.attention, job.top_k) == ("hard", 1)
+    arguments = ["--job", job.model_dump_json(), "--model", "m.json", "--weights", "w", "--output", "o.json"]
+    assert call("generate", "b/gsm8k.json", *arguments)[0] == 0
+    paths = {"model": "m.json", "benchmark": "b/gsm8k.json", "weights": "w", "output": "o.json"}
+    assert seen == {"job": job} | {name: Path(path) for name, path in paths.items()}
+
+
 def test_timing_takes_settings_and_prints_the_ratios(call, fake):
     seen = []
     fake("focus.benchmark", run=lambda job, path: seen.append(job))

@@ -54,6 +54,13 @@ ITEMS = {
         for number in range(6)
     ],
     "lambada": [{"text": text(400 + number, 120)} for number in range(6)],
+    "truthfulqa_mc1": [
+        {
+            "question": text(500 + number, 30) + "?",
+            "mc1_targets": {"choices": ["It ran.", text(600 + number, 20), "A mat."], "labels": [1, 0, 0]},
+        }
+        for number in range(6)
+    ],
 }
 
 
@@ -76,7 +83,7 @@ def test_accuracies_are_those_of_lm_eval(task):
     for sample, other in zip(samples, next(iter(answers["samples"].values())), strict=True):
         scores = [score for ((score, _),) in sample["resps"]]
         assert [score for ((score, _),) in other["resps"]] == pytest.approx(scores, abs=1e-3)
-    if task != "lambada":
+    if task not in ("lambada", "truthfulqa_mc1"):
         assert measured["accuracy_norm"] == next(iter(expected["results"].values()))["acc_norm,none"]
 
 
@@ -91,6 +98,9 @@ def test_requests_are_worded_as_the_tasks_are():
     assert requests("hellaswag")[1] == (f"Cat: {first['ctx_a']} Then", f" {ending}")
     assert requests("arc_easy")[2] == (f"Question: {ITEMS['arc_easy'][0]['question']}\nAnswer:", " the end")
     assert requests("piqa")[1] == (f"Question: {ITEMS['piqa'][0]['goal']}\nAnswer:", " it ran")
+    asked = requests("truthfulqa_mc1")[2]
+    assert asked[0].endswith(f"Barcelona, Spain.\n\nQ: {ITEMS['truthfulqa_mc1'][0]['question']}\nA:")
+    assert asked[1] == " A mat."
     beginning, last = ITEMS["lambada"][0]["text"].rsplit(" ", 1)
     assert requests("lambada")[0] == (beginning, f" {last}")
 
@@ -148,9 +158,7 @@ def world(tmp_path, monkeypatch):
 
 
 def measure(world, settings, **values):
-    tasks = Downstream(
-        tasks={"hellaswag": 4, "arc_easy": 4, "piqa": 4, "lambada": 4}, batch_size=3, precision="float32"
-    )
+    tasks = Downstream(tasks=dict.fromkeys(ITEMS, 4), batch_size=3, precision="float32")
     job = DownstreamJob.model_validate(
         row_settings(settings) | {"attention": "full", "top_k": None, "downstream": tasks} | values
     )

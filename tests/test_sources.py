@@ -1,8 +1,10 @@
 """Fetching: the first source that works, verified, shared by processes, never half there."""
 
 import errno
+import gzip
 import hashlib
 import json
+import lzma
 import os
 import shutil
 import signal
@@ -266,7 +268,7 @@ def ar(*entries):
     return archive
 
 
-def test_members_of_a_wheel_a_debian_package_and_a_folder(tmp_path):
+def test_members_of_every_kind_of_archive_and_of_a_folder(tmp_path):
     files = {"pack/a.txt": b"A", "pack/sub/b.txt": b"BB", "pack/c.bin": b"C"}
     folder, wheel, debian = tmp_path / "folder", tmp_path / "x.whl", tmp_path / "x.deb"
     data = BytesIO()
@@ -277,7 +279,9 @@ def test_members_of_a_wheel_a_debian_package_and_a_folder(tmp_path):
             archive.writestr(name, content)
             tar.add(folder / name, f"./{name}")
     debian.write_bytes(ar(("debian-binary", b"2.0\n"), ("control.tar.xz", b"odd"), ("data.tar.xz", data.getvalue())))
-    for path in (folder, wheel, debian):
+    source = tmp_path / "x.tar.gz"
+    source.write_bytes(gzip.compress(lzma.decompress(data.getvalue())))
+    for path in (folder, wheel, debian, source):
         found = {name.removeprefix("./"): content for name, content in members(path, "*.txt")}
         assert found == {"pack/a.txt": b"A", "pack/sub/b.txt": b"BB"}
         assert member(path, "*/c.bin", "absent") == b"C"
@@ -296,6 +300,15 @@ def test_members_of_a_package_built_by_dpkg(tmp_path):
     command = ["dpkg-deb", "-Zxz", "--root-owner-group", "-b", tmp_path / "tree", tmp_path / "x.deb"]
     subprocess.run(command, check=True, capture_output=True)
     assert dict(members(tmp_path / "x.deb", "*")) == {"./usr/text": b"hello"}
+
+
+@pytest.mark.parametrize(("filename", "option"), [("x-1.whl", "--only-binary=:all:"), ("x-1.tar.gz", "--no-binary=x")])
+def test_pip_is_asked_for_the_kind_of_archive_that_is_pinned(monkeypatch, tmp_path, filename, option):
+    commands = []
+    monkeypatch.setattr(sources, "_run", lambda command, folder, what: commands.append(command))
+    PackageArchive("x", "1", filename, DIGEST)._download(tmp_path)
+    assert [part for part in commands[0] if "binary" in part] == [option]
+    assert (tmp_path / "requirement.txt").read_text() == f"x==1 --hash=sha256:{DIGEST}\n"
 
 
 def test_unknown_version_of_a_real_package_is_unreachable():

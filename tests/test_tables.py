@@ -7,7 +7,7 @@ import sys
 
 import pandas
 import pytest
-from paper_results import experiment, write_results
+from paper_results import experiment, write_answers, write_results
 
 from focus.config import Experiment, Row
 from focus.errors import UserError
@@ -54,6 +54,24 @@ def test_accuracy_shows_flips_and_positions_beyond_the_window(results):
     assert grid["Pretrained"][:2] == ["70.0 ± 15.3", "31.1"]
     assert grid["Focus, soft"][0] == "60.0 ± 16.3 (+0 -1)"
     assert grid["Positions that see beyond the window"][0] == "3.1 %"
+
+
+def test_written_answers_have_a_grid_of_their_own(results):
+    settings = experiment()
+    exhibit = settings.tables["headline"].model_copy(update={"generation": True})
+    model, corpus = exhibit.models[0], exhibit.corpus
+    for row, correct in zip(exhibit.rows, ([1, 1, 0, 0], None, [1, 0, 0, 1], [1, 1, 0, 0]), strict=True):
+        write_answers(results, settings, (model, corpus, row.method, row.variant, 0), correct)
+    written = made(results, settings.model_copy(update={"tables": {"headline": exhibit}}), "headline")
+    grid = cells(written["md"], f"{model}: GSM8K, 8-shot, 4 items, percent")
+    assert grid["Pretrained"] == ["50.0 ± 28.9", "-", "50.0 ± 28.9", "12.50"]
+    assert grid["Focus, soft"] == ["cannot generate", "-", "-", "-"]
+    assert grid["Focus, hard k=1"][0] == "50.0 ± 28.9 (+1 -1)"
+    assert "context of 2048" in written["md"]
+    table = pandas.read_csv(io.StringIO(written["csv"]))
+    lost = table[(table.metric == "gsm8k_lost") & (table.row == "Focus, hard k=1")]
+    assert list(lost.value) == [1]
+    assert "gsm8k" not in set(table[table.row == "Focus, soft"].metric)
 
 
 def test_the_caption_says_what_was_measured(results):

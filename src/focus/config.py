@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from focus.method_config import Attention, Method
 from focus.strict import Count, Distinct, Name, NonNegative, Positive, Strict
 
-Task = Literal["hellaswag", "arc_easy", "piqa", "lambada"]
+Task = Literal["hellaswag", "arc_easy", "piqa", "lambada", "truthfulqa_mc1"]
 Column = Literal["perplexity", "ratio", "far_pairs", "parameters", "dominance", "stability", "collapse"]
 Precision = Literal["auto", "float32", "bfloat16"]
 
@@ -110,11 +110,28 @@ class Downstream(Strict):
     precision: Precision = Field("auto", description="of the model's products; see the scale's precision")
 
 
+class Generation(Strict):
+    """Answers that a row writes itself, greedily, token by token."""
+
+    task: Literal["gsm8k"] = Field("gsm8k", description="8 worked examples, then a question")
+    items: Count = Field(8, description="questions, from the start of a seeded shuffle")
+    context: Count = Field(2048, description="tokens of prompt and answer; at most what the model knows")
+    max_new_tokens: Count = Field(256, description="longest answer in tokens")
+    precision: Precision = Field("float32", description="of the model's products; see the scale's precision")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Generation:
+        if self.max_new_tokens >= self.context:
+            raise ValueError(f"max_new_tokens must be below context ({self.context}), got {self.max_new_tokens}")
+        return self
+
+
 class Evaluation(Strict):
     """How rows are evaluated."""
 
     perplexity: Perplexity = Field(description="held-out perplexity")
     downstream: Downstream = Field(description="the tasks")
+    generation: Generation = Field(Generation(), description="answers written by the rows themselves")
 
 
 class Exhibit(Strict):
@@ -131,6 +148,7 @@ class Exhibit(Strict):
         description="tables only: what is shown of each row, the paper's numbers beside it",
     )
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
+    generation: bool = Field(False, description="whether the rows also write answers")
 
 
 class ModelShape(Strict):

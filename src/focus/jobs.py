@@ -6,7 +6,7 @@ and a result can carry the settings it was made with.
 
 from __future__ import annotations
 
-from focus.config import Downstream, Experiment, ModelSettings, Perplexity, Pretraining
+from focus.config import Downstream, Experiment, Generation, ModelSettings, Perplexity, Pretraining
 from focus.method_config import Attention, Method
 from focus.strict import Strict
 
@@ -55,6 +55,12 @@ class DownstreamJob(_Evaluate):
     downstream: Downstream
 
 
+class GenerationJob(_Evaluate):
+    """Answers that one row writes; `corpus` is the one the method was trained on."""
+
+    generation: Generation
+
+
 def pretrain_job(experiment: Experiment, model: str) -> PretrainJob:
     """The job that makes a model without published weights; always with the scale's first seed."""
     settings = experiment.model_settings[model]
@@ -96,6 +102,17 @@ def downstream_job(
         **common,
         **_attention(variant),
         downstream=experiment.evaluation.downstream,
+    )
+
+
+def generation_job(
+    experiment: Experiment, model: str, corpus: str, method: str, variant: str, seed: int
+) -> GenerationJob:
+    """The job that lets one row write answers; `variant` is `Row.variant`, whose context is perplexity's alone."""
+    return GenerationJob(
+        **_common(experiment, model, corpus, method, seed),
+        **_attention(variant.partition("-t")[0]),
+        generation=experiment.evaluation.generation,
     )
 
 

@@ -27,6 +27,7 @@ RULES = {
     *("all", "tables", "figures", "table", "figure", "claims", "reference"),
     *("speed", "table6", "table7speed", "bench_attention", "speed_table", "speed_figure"),
     *("fetch_model", "fetch_corpus", "fetch_benchmark", "pretrain", "train", "perplexity", "downstream"),
+    "generation",
 }
 
 

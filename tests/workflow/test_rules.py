@@ -89,6 +89,13 @@ def test_a_changed_setting_reruns_what_reads_it(finished):
     assert "train" not in planned
 
 
+def test_a_table_can_ask_for_written_answers(finished):
+    planned = finished.planned("--config", "tables={headline: {generation: true}}")
+    assert planned["generation"] == 4
+    assert planned["fetch_benchmark"] == 1
+    assert "train" not in planned
+
+
 def test_a_slice_covers_one_model(checkout):
     planned = checkout.planned("--config", "models=[gpt2-mini]")
     assert planned["train"] == len({row for row in trained() if row[0] == "gpt2-mini"})

@@ -146,7 +146,9 @@ def row_results(kind, name, models=None):
         for model in exhibit_models(exhibit)
         if model in (models or experiment.models)
         for row in exhibit.rows
-        for measure in ["perplexity"] + ["downstream"] * exhibit.downstream
+        for measure in ["perplexity"]
+        + ["downstream"] * exhibit.downstream
+        + ["generation"] * exhibit.generation
         for seed in experiment.seeds_of(model, row.method)
     ]
 

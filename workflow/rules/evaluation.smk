@@ -63,3 +63,35 @@ rule downstream:
     shell:
         "focus downstream {input.benchmarks} --job {params.job:q} --model {input.model} {params.weights}"
         " --output {output} 2>&1 | tee {log}"
+
+
+rule generation:
+    input:
+        code=code("focus.evaluation.generation"),
+        model="<results>/models/{model}.json",
+        benchmark=f"<results>/benchmarks/{experiment.evaluation.generation.task}.json",
+        weights=weights_of,
+    output:
+        "<results>/generation/{model}/{corpus}/{method}/{variant}/seed{seed}.json",
+    log:
+        "<results>/logs/generation/{model}/{corpus}/{method}/{variant}/seed{seed}.log",
+    benchmark:
+        "<results>/timings/generation/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
+    priority: headline_first
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=3000,
+    params:
+        job=lambda wildcards: jobs.generation_job(
+            experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
+        ).model_dump_json(),
+        weights=lambda wildcards, input: (
+            f"--weights {input.weights}" if input.weights else ""
+        ),
+    message:
+        "answers of {wildcards.model}, {wildcards.method}, {wildcards.variant} ({wildcards.corpus}, seed {wildcards.seed})"
+    shell:
+        "focus generate {input.benchmark} --job {params.job:q} --model {input.model} {params.weights}"
+        " --output {output} 2>&1 | tee {log}"

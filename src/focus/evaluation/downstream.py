@@ -35,6 +35,8 @@ DEFINITIONS = {
     "arc_easy": ("arc", "arc_easy"),
     "piqa": ("piqa", "piqa"),
     "lambada": ("lambada", "lambada_openai"),
+    "truthfulqa_mc1": ("truthfulqa", "truthfulqa_mc1"),
+    "gsm8k": ("gsm8k", "gsm8k_cot"),
 }
 """Task -> folder and name in lm-eval."""
 
@@ -110,8 +112,8 @@ def accuracy(language_model: RowLM, task: str, chosen: Sequence[dict], window: i
     }
 
 
-def load_task(task: str, chosen: Sequence[dict]) -> Task:
-    """lm-eval's own task with the chosen items as its data."""
+def load_task(task: str, chosen: Sequence[dict], shots: int = 0) -> Task:
+    """lm-eval's own task with the chosen items as its data, after `shots` worked examples of its own."""
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     folder, name = DEFINITIONS[task]
     path = Path(lm_eval.__file__).parent / "tasks" / folder
@@ -121,7 +123,7 @@ def load_task(task: str, chosen: Sequence[dict]) -> Task:
         "training_split": None,
         "validation_split": None,
         "test_split": "items",
-        "num_fewshot": 0,
+        "num_fewshot": shots,
     }
     manager = TaskManager(include_path=str(path), include_defaults=False)
     (loaded,) = manager.load([{"group": "focus", "task": [ours]}])["tasks"].values()

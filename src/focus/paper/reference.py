@@ -17,6 +17,7 @@ KEPT = (
     "training/**/result.json",
     "perplexity/**/*.json",
     "downstream/**/*.json",
+    "generation/**/*.json",
     "speed/*.json",
 )
 LARGEST = 1 << 20

@@ -1,7 +1,8 @@
 """The results behind a table or a figure, gathered from result files alone.
 
-Paths under the results of a scale: perplexity/{model}/{corpus}/{method}/{variant}/seed{seed}.json, downstream/ alike,
-training/{model}/{corpus}/{method}/seed{seed}/result.json, and the manifests models/{model}.json, corpora/{corpus}.json.
+Paths under the results of a scale: perplexity/{model}/{corpus}/{method}/{variant}/seed{seed}.json, downstream/ and
+generation/ alike, training/{model}/{corpus}/{method}/seed{seed}/result.json, and the manifests models/{model}.json,
+corpora/{corpus}.json.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from focus.errors import UserError
 from focus.paper import printed, statistics
 from focus.provenance import read_result
 
-TASKS = {"hellaswag": "HellaSwag", "arc_easy": "ARC-Easy", "piqa": "PIQA", "lambada": "LAMBADA"}
+TASKS = {
+    "hellaswag": "HellaSwag",
+    "arc_easy": "ARC-Easy",
+    "piqa": "PIQA",
+    "lambada": "LAMBADA",
+    "truthfulqa_mc1": "TruthfulQA MC1",
+    "gsm8k": "GSM8K",
+}
 COLUMNS = [
     *("model", "corpus", "row", "method", "variant", "seed", "metric", "value", "standard_error", "paper_row", "paper"),
     *("not_run", "result", "code", "device", "dtype", "backend", "seconds", "peak_memory_mib"),
@@ -43,6 +51,12 @@ class Run:
         """{task: {"items", "correct", "beyond_window", ...}} in the paper's order; empty without downstream results."""
         measured = self.results["downstream"]["metrics"]["tasks"] if "downstream" in self.results else {}
         return {task: measured[task] for task in TASKS if task in measured}
+
+    @property
+    def written(self) -> dict | None:
+        """{"items", "correct", "correct_flexible", ...} of generation; None for what cannot generate."""
+        metrics = self.results.get("generation", {}).get("metrics", {})
+        return None if "reason" in metrics else metrics or None
 
 
 @dataclass(frozen=True)
@@ -165,6 +179,8 @@ def _entry(exhibit: Exhibit, experiment: Experiment, root: Path, model: str, row
         paths = {"perplexity": f"perplexity/{cell}/{row.variant}/seed{seed}.json"}
         if exhibit.downstream:
             paths["downstream"] = f"downstream/{cell}/{row.variant}/seed{seed}.json"
+        if exhibit.generation:
+            paths["generation"] = f"generation/{cell}/{row.variant}/seed{seed}.json"
         missing = [path for path in paths.values() if not (root / path).exists()]
         if missing and not partial:
             raise UserError(f"{root / missing[0]}: expected the result of {known.label} on {model}, found none")
@@ -208,22 +224,33 @@ def _metrics(entry: Entry, run: Run, base: Entry | None, seed: int) -> Iterator[
         for name in ("dominance", "confidence"):
             if name in values:
                 yield line("perplexity", f"layer{layer}_{name}", values[name])
-    for task, values in run.tasks.items():
+    for source, task, values, before in _scored(run, other):
         share, error = statistics.accuracy(statistics.scored(values))
-        yield line("downstream", task, 100 * share, error and 100 * error, printed_value(entry, task))
-        yield line("downstream", f"{task}_items", values["items"])
-        yield line("downstream", f"{task}_beyond_window", values["beyond_window"])
-        if other and entry is not base and task in other.tasks:
-            flips = statistics.flips(statistics.scored(values), statistics.scored(other.tasks[task]))
-            yield line("downstream", f"{task}_change", 100 * flips.change, 100 * flips.error)
-            yield line("downstream", f"{task}_gained", flips.gained)
-            yield line("downstream", f"{task}_lost", flips.lost)
-            yield line("downstream", f"{task}_p_value", flips.p_value)
+        yield line(source, task, 100 * share, error and 100 * error, printed_value(entry, task))
+        yield line(source, f"{task}_items", values["items"])
+        yield line(source, f"{task}_beyond_window", values["beyond_window"])
+        if before and entry is not base:
+            flips = statistics.flips(statistics.scored(values), statistics.scored(before))
+            yield line(source, f"{task}_change", 100 * flips.change, 100 * flips.error)
+            yield line(source, f"{task}_gained", flips.gained)
+            yield line(source, f"{task}_lost", flips.lost)
+            yield line(source, f"{task}_p_value", flips.p_value)
+    if run.written:
+        yield line("generation", "gsm8k_flexible", 100 * run.written["accuracy_flexible"])
+        yield line("generation", "gsm8k_tokens_per_second", run.written["tokens_per_second"])
     if "training" in run.results:
         metrics = run.results["training"]["metrics"]
         for name in ("steps", "tokens", "final_loss", "stability", "collapse_step"):
             if metrics.get(name) is not None:
                 yield line("training", f"training_{name}", metrics[name])
+
+
+def _scored(run: Run, other: Run | None) -> Iterator[tuple[str, str, dict, dict | None]]:
+    """(experiment, task, values, the other run's values) for all that is scored item by item."""
+    for task, values in run.tasks.items():
+        yield "downstream", task, values, other and other.tasks.get(task)
+    if run.written:
+        yield "generation", run.written["task"], run.written, other and other.written
 
 
 def printed_ratio(entry: Entry) -> float | None:

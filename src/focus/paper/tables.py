@@ -84,6 +84,8 @@ def _of_model(model: str, entries: list[Entry], exhibit: Exhibit, root: Path) ->
     grids = [Grid(f"{name}: {TITLES[exhibit.columns[0]]}", *_columns(mine, exhibit.columns), lines)]
     if exhibit.downstream and any(entry.runs for entry in mine):
         grids.append(Grid(f"{name}: accuracy, percent", *_accuracy(mine)))
+    if exhibit.generation and any(run.written for entry in mine for run in entry.runs.values()):
+        grids.append(_generation(name, mine))
     return grids
 
 
@@ -193,9 +195,9 @@ def _accuracy(entries: list[Entry]) -> tuple[list[str], list[list[str]]]:
     for entry in entries:
         line = [entry.label]
         for task in tasks:
-            paper = _paper_score(entry, task)
             base = rows.reference(entries, entry)
-            line += [_score(entry, base, task) if entry.runs else "not run", paper]
+            score = _score(entry, base, _right(task)) if entry.runs else "not run"
+            line += [score, _paper_score(entry, task)]
         lines.append(line)
     beyond = {
         task: fmean(entry.first.tasks[task]["beyond_window"] for entry in entries if entry.runs) for task in tasks
@@ -212,16 +214,44 @@ def _paper_score(entry: Entry, task: str) -> str:
     return paper_number(rows.printed_value(entry, task)) if change is None else f"change {change:+g}"
 
 
-def _score(entry: Entry, base: Entry | None, task: str) -> str:
-    measured = [statistics.accuracy(statistics.scored(run.tasks[task])) for run in entry.runs.values()]
+def _right(task: str) -> Callable[[Run], list[int]]:
+    return lambda run: statistics.scored(run.tasks[task])
+
+
+def _generation(name: str, entries: list[Entry]) -> Grid:
+    """GSM8K by both of lm-eval's filters, and how fast the answers were written."""
+    written = next(run.written for entry in entries for run in entry.runs.values() if run.written)
+    header = ["Row", 'After "The answer is"', "paper", "Last number", "Tokens per second"]
+    lines = []
+    for entry in entries:
+        paper = paper_number(rows.printed_value(entry, written["task"]))
+        if not entry.runs or not entry.first.written:
+            lines.append([entry.label, "cannot generate" if entry.runs else "not run", paper, "-", "-"])
+            continue
+        base = rows.reference(entries, entry)
+        strict = _score(entry, base, lambda run: run.written["correct"])
+        flexible = _score(entry, base, lambda run: run.written["correct_flexible"])
+        speed = fmean(run.written["tokens_per_second"] for run in entry.runs.values())
+        lines.append([entry.label, strict, paper, flexible, number(speed)])
+    title = f"{name}: {TASKS[written['task']]}, {written['shots']}-shot, {written['items']} items, percent"
+    settings = next(run for entry in entries for run in entry.runs.values()).results["generation"]["settings"]
+    about = (
+        f"Greedy answers of at most {settings['generation']['max_new_tokens']} tokens in a context of "
+        f"{written['context']}, by lm-eval's `gsm8k_cot`; {written['prompts_cut'] or 'no'} prompts lost their "
+        f"beginning to fit; {percent(written['beyond_window'])} of the positions see beyond the window of "
+        f"{settings['model_settings']['window']}. Tokens per second include reading the prompt."
+    )
+    return Grid(title, header, lines, [about])
+
+
+def _score(entry: Entry, base: Entry | None, correct: Callable[[Run], list[int]]) -> str:
+    """Accuracy in percent, and the items gained and lost against `base`, of what `correct` finds in a run."""
+    measured = [statistics.accuracy(correct(run)) for run in entry.runs.values()]
     values, errors = zip(*measured, strict=True)
     shown = f"{100 * fmean(values):.1f}" + ("" if None in errors else f" ± {100 * fmean(errors):.1f}")
     if base is None or entry is base:
         return shown
-    flips = [
-        statistics.flips(*(statistics.scored(each.tasks[task]) for each in (run, other)))
-        for run, other in rows.pairs(entry, base)
-    ]
+    flips = [statistics.flips(correct(run), correct(other)) for run, other in rows.pairs(entry, base)]
     gained, lost = fmean(each.gained for each in flips), fmean(each.lost for each in flips)
     return f"{shown} (+{gained:.3g} -{lost:.3g})"
 
@@ -332,7 +362,7 @@ def _notes(entries: list[Entry], exhibit: Exhibit, experiment: Experiment, root:
     ]
     if exhibit.downstream:
         notes.append(
-            "Accuracy is length-normalised where lm-eval has it (all but LAMBADA), as the printed GPT-2 rows are. "
+            "Accuracy is length-normalised where lm-eval has it (not LAMBADA, TruthfulQA), as in the printed rows. "
             "± of an accuracy: standard error over items; (+gained -lost): items that change against pretrained. Where "
             "few positions see beyond the window, hardly any item can change, whatever the groups."
         )
