@@ -148,6 +148,7 @@ class Exhibit(Strict):
         description="tables only: what is shown of each row, the paper's numbers beside it",
     )
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
+    tasks: dict[Task, Count] | None = Field(None, description="items of further tasks of these rows, with downstream")
     generation: bool = Field(False, description="whether the rows also write answers")
 
 
@@ -250,6 +251,15 @@ class Experiment(Strict):
         if self.methods[method].training is None:
             return [self.seeds[0]]
         return self.model_settings[model].seeds or self.seeds
+
+    def tasks_of(self, model: str, corpus: str, method: str, variant: str) -> dict[Task, int]:
+        """Items per task of one row: the scale's, and those that any exhibit showing this row adds."""
+        tasks = dict(self.evaluation.downstream.tasks)
+        for exhibit in [*self.tables.values(), *self.figures.values()]:
+            rows = {(row.corpus or exhibit.corpus, row.method, row.variant) for row in exhibit.rows}
+            if model in (exhibit.models or self.models) and (corpus, method, variant) in rows:
+                tasks |= exhibit.tasks or {}
+        return tasks
 
     def method_for(self, model: str, method: str) -> Method:
         """The method with the window it has on this model, in its adapter too if it has one."""

@@ -101,7 +101,9 @@ def downstream_job(
     return DownstreamJob(
         **common,
         **_attention(variant),
-        downstream=experiment.evaluation.downstream,
+        downstream=experiment.evaluation.downstream.model_copy(
+            update={"tasks": experiment.tasks_of(model, corpus, method, variant)}
+        ),
     )
 
 

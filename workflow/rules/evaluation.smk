@@ -34,9 +34,11 @@ rule downstream:
     input:
         code=code("focus.evaluation.downstream"),
         model="<results>/models/{model}.json",
-        benchmarks=[
+        benchmarks=lambda wildcards: [
             f"<results>/benchmarks/{task}.json"
-            for task in experiment.evaluation.downstream.tasks
+            for task in experiment.tasks_of(
+                wildcards.model, wildcards.corpus, wildcards.method, wildcards.variant
+            )
         ],
         weights=weights_of,
     output:

@@ -186,7 +186,7 @@ def measure(claim: Claim, run: Run, other: Run | None) -> list[Measured]:
     none.
     """
     if claim.metric == "accuracy":
-        return [_accuracy(claim, task, run, other) for task in run.tasks]
+        return [_accuracy(claim, task, run, other) for task in run.tasks if task in other.tasks]
     if claim.metric == "perplexity" and other:
         change = statistics.compare(run.windows, other.windows)
         return [Measured("", 100 * (change.value - 1), 100 * (change.error or 0.0))]

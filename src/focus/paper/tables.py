@@ -188,7 +188,8 @@ def _over_seeds(values: list[float], shown: Callable[[float], str]) -> str:
 
 
 def _accuracy(entries: list[Entry]) -> tuple[list[str], list[list[str]]]:
-    tasks = next(entry.first.tasks for entry in entries if entry.runs)
+    measured = [entry.first.tasks for entry in entries if entry.runs]
+    tasks = {task: values for task, values in measured[0].items() if all(task in each for each in measured)}
     items = {task: values["items"] for task, values in tasks.items()}
     header = ["Row", *(cell for task in tasks for cell in (f"{TASKS[task]} (n={items[task]})", "paper"))]
     lines = []
