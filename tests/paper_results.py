@@ -87,6 +87,8 @@ def write_row(
         scores = {"accuracy": (7 - lost) / 10, "items": 10, "correct": correct, "beyond_window": 0.031}
         job = jobs.downstream_job(settings, *cell)
         write_result(root / "downstream" / path, "downstream", job, {"tasks": dict.fromkeys(TASKS, scores)})
+    if exhibit.generation:
+        write_answers(root, settings, cell, [1, 0])
 
 
 def write_answers(root: Path, settings: Experiment, cell: tuple, correct: list[int] | None) -> None:
