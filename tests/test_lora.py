@@ -1,6 +1,7 @@
 """LoRA against the merged matrices, its printed sizes, and whole jobs that leave the base alone and resume."""
 
 import json
+import warnings
 
 import pytest
 import torch
@@ -67,7 +68,8 @@ def logits(model, tokens=TOKENS):
 def test_sizes_are_those_that_the_paper_prints(make, shape, rank, printed):
     with torch.device("meta"):
         model = make(shape())
-    parameters = LORA.parameters(attached(model, settings(rank)), "lora")
+    attached(model, settings(rank)).requires_grad_(True)
+    parameters = LORA.parameters(model, "lora")
     assert sum(parameter.numel() for parameter in parameters) == printed
     assert {id(each) for each in model.parameters() if each.requires_grad} == {id(each) for each in parameters}
 
@@ -76,7 +78,8 @@ def test_sizes_are_those_that_the_paper_prints(make, shape, rank, printed):
 def test_an_untrained_update_changes_nothing_and_wraps_in_place(make):
     base, model = make(), make()
     state = torch.random.get_rng_state()
-    assert attached(model) is model
+    with warnings.catch_warnings(action="error"):
+        assert attached(model) is model
     assert torch.equal(torch.random.get_rng_state(), state)
     assert torch.equal(logits(model), logits(base))
 
@@ -124,6 +127,13 @@ def test_what_is_saved_comes_back_here_and_in_peft(make, tmp_path):
     assert torch.equal(logits(LORA.restore(make(), chosen, tmp_path, window=4)), logits(model))
     assert torch.equal(logits(PeftModel.from_pretrained(make(), tmp_path)), logits(model))
     assert {key.rsplit(".", 2)[1] for key in load_file(tmp_path / "adapter_model.safetensors")} == {"lora_A", "lora_B"}
+
+
+def test_files_do_not_depend_on_the_order_of_sets(tmp_path):
+    names = ["v_proj", "up_proj", "q_proj", "o_proj", "k_proj", "gate_proj", "down_proj"]
+    LORA.save(attached(llama(), settings(targets=names)), settings(targets=names), tmp_path)
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert written["target_modules"] == sorted(names)
 
 
 def test_an_update_is_float32_on_a_base_of_sixteen_bits():
