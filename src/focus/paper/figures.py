@@ -50,8 +50,8 @@ def write(
 ) -> None:
     """Write `output_prefix`.pdf and .png: perplexity over the pretrained model's against the share of pairs kept.
 
-    One panel a model; error bars are two standard errors of paired differences. Raises UserError when a result is missing,
-    unless `partial`: then its point is left out and named below the panels.
+    One panel a model; error bars are two standard errors of paired differences. Raises UserError when a result is
+    missing, unless `partial`: then its point is left out and named below the panels.
     """
     entries = rows.gather(exhibit, experiment, results_root, partial=partial)
     models = [model for model in exhibit.models or experiment.models if rows.reference(entries, model)]
