@@ -4,6 +4,7 @@ import math
 import re
 import subprocess
 import sys
+from statistics import stdev
 
 import pandas
 import pytest
@@ -12,6 +13,7 @@ from paper_results import experiment, write_answers, write_results
 from focus.config import Experiment, Row
 from focus.errors import UserError
 from focus.paper import layout, printed, rows, tables
+from focus.paper.statistics import Flips
 
 SHIFTS = {"focus/soft": -0.02, "focus/hard-k1": 0.3, "full-finetuning/full": -0.15}
 
@@ -52,7 +54,8 @@ def test_accuracy_shows_flips_and_positions_beyond_the_window(results):
     grid = cells(made(results, experiment())["md"], "smollm2-135m-instruct: accuracy, percent")
     assert grid["Row"][0] == "HellaSwag (n=10)"
     assert grid["Pretrained"][:2] == ["70.0 ± 15.3", "31.1"]
-    assert grid["Focus, soft"][0] == "60.0 ± 16.3 (+0 -1)"
+    low, high = 100 * Flips(0, 1, 10).low, 100 * Flips(0, 1, 10).high
+    assert grid["Focus, soft"][0] == f"60.0 ± 16.3; change -10.0 [{low:.1f}, {high:+.1f}] (+0 -1), p=1.00"
     assert grid["Positions that see beyond the window"][0] == "3.1 %"
 
 
@@ -66,7 +69,7 @@ def test_written_answers_have_a_grid_of_their_own(results):
     grid = cells(written["md"], f"{model}: GSM8K, 8-shot, 4 items, percent")
     assert grid["Pretrained"] == ["50.0 ± 28.9", "-", "50.0 ± 28.9", "12.50"]
     assert grid["Focus, soft"] == ["cannot generate", "-", "-", "-"]
-    assert grid["Focus, hard k=1"][0] == "50.0 ± 28.9 (+1 -1)"
+    assert grid["Focus, hard k=1"][0] == "50.0 ± 28.9; change +0.0 [-60.4, +60.4] (+1 -1), p=1.00"
     assert "context of 2048" in written["md"]
     table = pandas.read_csv(io.StringIO(written["csv"]))
     lost = table[(table.metric == "gsm8k_lost") & (table.row == "Focus, hard k=1")]
@@ -80,6 +83,7 @@ def test_the_caption_says_what_was_measured(results):
     for said in (
         "Scale `laptop`; text `austen`",
         "Context 512, window 64, stride 512; 8 windows, 800 tokens scored, from held-out book0, book1; float32 on cpu.",
+        "Standard errors are over windows (2 held-out documents).",
         f"Focus: {phase.steps} steps of centroids at {phase.learning_rate}, {phase.steps * 512:,} tokens, seed 0",
         "Stand-in for GPT-2 124M: a small one.",
         "One seed, so no spread over seeds.",
@@ -130,6 +134,10 @@ def test_csv_is_tidy_and_in_full_precision(results):
     assert by_metric.result["perplexity"] == path
     assert by_metric.paper["perplexity"] == 36.2
     assert by_metric.value["hellaswag_p_value"] == 1.0
+    assert by_metric.value["hellaswag_change"] == pytest.approx(-10)
+    assert by_metric.value["hellaswag_change_low"] == pytest.approx(100 * Flips(0, 1, 10).low)
+    assert by_metric.value["hellaswag_change_high"] == pytest.approx(100 * Flips(0, 1, 10).high)
+    assert by_metric.value["documents"] == 2
     assert by_metric.value["layer0_dominance"] == 0.3
     assert not frame.duplicated(["model", "row", "seed", "metric"]).any()
 
@@ -142,7 +150,15 @@ def test_several_seeds_show_their_spread(tmp_path):
     found = dict(zip(grid["Row"], grid["Focus, soft"], strict=True))
     assert re.fullmatch(r"± \d\.\d\d \(3\)", found["Over seeds"])
     assert float(found["Ratio to pretrained"].split(" ± ")[0]) == pytest.approx(math.exp(0.1), abs=1e-3)
+    spread = stdev(math.exp(0.1 * seed) for seed in (0, 1, 2))
+    assert found["Ratio to pretrained"].endswith(f", seeds ± {spread:.3f} (3)")
     assert "seeds 0, 1, 2" in page
+    scores = cells(page, "gpt2-mini: accuracy, percent")
+    assert scores["Pretrained"][0] == "70.0 ± 15.3"
+    assert re.fullmatch(
+        r"70\.0 ± 15\.3, seeds ± 0\.0 \(3\); change \+0\.0 \[-27\.8, \+27\.8\] \(\+0 -0\), p=1\.00",
+        scores["Focus, soft"][0],
+    )
 
 
 def test_missing_results_stop_or_are_said(results):

@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
-from focus.strict import Count, NonNegative, Positive, Strict
+from focus.strict import Count, Distinct, NonNegative, Positive, Strict
 
 Attention = Literal["full", "soft", "hard"]
 Gate = Literal["printed", "centred", "log_sigmoid", "exponential"]
@@ -141,8 +141,22 @@ class FocusSettings(_Method):
     adapter: FocusConfig = Field(description="its window comes from the method or the model")
 
 
+class LoraSettings(_Method):
+    """Full attention with a trained low-rank update of frozen matrices (LoRA, arXiv 2106.09685)."""
+
+    TRAINS: ClassVar[tuple[str, ...]] = ("lora",)
+    NEEDS_TRAINING: ClassVar[bool] = True
+    kind: Literal["lora"] = Field(description="the method file")
+    rank: Count = Field(description="r, the rank of the update")
+    alpha: Count | None = Field(None, description="the update is scaled by alpha / r; null means r, a scale of 1")
+    targets: Distinct[str] | None = Field(
+        None, description="names of the updated matrices; null means c_attn in GPT-2, q_proj and v_proj elsewhere"
+    )
+
+
 Method = Annotated[
-    PretrainedSettings | FullFinetuningSettings | WindowSettings | FocusSettings, Field(discriminator="kind")
+    PretrainedSettings | FullFinetuningSettings | WindowSettings | FocusSettings | LoraSettings,
+    Field(discriminator="kind"),
 ]
 METHOD: TypeAdapter[Method] = TypeAdapter(Method)
 KINDS = tuple(settings.model_fields["kind"].annotation.__args__[0] for settings in Method.__origin__.__args__)

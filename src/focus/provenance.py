@@ -22,7 +22,7 @@ from focus.errors import UserError
 
 RESULT_VERSION = 1
 PACKAGE = Path(__file__).parent
-REPORTED_PACKAGES = ("torch", "transformers", "tokenizers", "lm-eval", "numpy", "snakemake")
+REPORTED_PACKAGES = ("torch", "transformers", "tokenizers", "lm-eval", "numpy", "peft", "snakemake")
 
 
 def write_result(

@@ -3,6 +3,7 @@
 from focus.methods.base import MethodKind
 from focus.methods.focus import Focus
 from focus.methods.full_finetuning import FullFinetuning
+from focus.methods.lora import Lora
 from focus.methods.pretrained import Pretrained
 from focus.methods.window import Window
 
@@ -11,6 +12,7 @@ METHODS: dict[str, MethodKind] = {
     "full_finetuning": FullFinetuning(),
     "window": Window(),
     "focus": Focus(),
+    "lora": Lora(),
 }
 
 __all__ = ["METHODS", "MethodKind"]

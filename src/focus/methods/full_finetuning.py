@@ -37,15 +37,15 @@ class FullFinetuning(MethodKind):
         return model
 
 
-def save_parameters(named: dict[str, Tensor], folder: Path) -> None:
+def save_parameters(named: dict[str, Tensor], folder: Path, file: str = WEIGHTS) -> None:
     """Write parameters by name into one safetensors file."""
-    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}, folder / WEIGHTS)
+    save_file({name: tensor.detach().cpu().contiguous() for name, tensor in named.items()}, folder / file)
 
 
 @torch.no_grad()
-def load_parameters(named: dict[str, Tensor], folder: Path) -> None:
+def load_parameters(named: dict[str, Tensor], folder: Path, file: str = WEIGHTS) -> None:
     """Copy saved values into parameters; UserError unless names and shapes are the same on both sides."""
-    path = folder / WEIGHTS
+    path = folder / file
     try:
         saved = load_file(path)
     except (OSError, SafetensorError) as error:

@@ -50,8 +50,8 @@ def write(
 ) -> None:
     """Write `output_prefix`.pdf and .png: perplexity over the pretrained model's against the share of pairs kept.
 
-    One panel a model; error bars are two standard errors, paired by window. Raises UserError when a result is missing,
-    unless `partial`: then its point is left out and named below the panels.
+    One panel a model; error bars are two standard errors of paired differences. Raises UserError when a result is
+    missing, unless `partial`: then its point is left out and named below the panels.
     """
     entries = rows.gather(exhibit, experiment, results_root, partial=partial)
     measured = {entry.model for entry in entries if rows.reference(entries, entry)}
@@ -109,7 +109,7 @@ def _footnote(entries: list[Entry], exhibit: Exhibit, experiment: Experiment) ->
     missing = sorted({f"{entry.label} on {entry.model}" for entry in entries if not entry.runs})
     sentences = [
         f"Scale {experiment.scale}, text {exhibit.corpus}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}.",
-        "Bars: two standard errors, paired by window.",
+        "Bars: two standard errors of paired differences.",
         "Grey: the paper's Table 7 (K=4, PG-19), whose shares fit far pairs.",
         "A soft gate weighs every pair, so it keeps all.",
         f"Not run: {'; '.join(missing)}." if missing else "",

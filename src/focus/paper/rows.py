@@ -86,7 +86,7 @@ class Entry:
         return [found for run in self.runs.values() if (found := value(run)) is not None]
 
     def against(self, reference: Entry) -> statistics.Ratio:
-        """Perplexity over the reference's, paired by window, each seed with its own or the only one."""
+        """Perplexity over the reference's, paired by window or document, each seed with its own or the only one."""
         return statistics.combine(
             [statistics.compare(run.windows, base.windows) for run, base in pairs(self, reference)]
         )
@@ -215,6 +215,7 @@ def _metrics(entry: Entry, run: Run, base: Entry | None, seed: int) -> Iterator[
         ratio = statistics.compare(run.windows, other.windows)
         yield line("perplexity", "perplexity_ratio", ratio.value, ratio.error, printed_ratio(entry))
     yield line("perplexity", "tokens", metrics["tokens"])
+    yield line("perplexity", "documents", len({window["document"] for window in run.windows}))
     for share in ("pairs_kept", "far_pairs_kept"):
         yield line("perplexity", share, metrics[share])
     yield line(
@@ -232,6 +233,8 @@ def _metrics(entry: Entry, run: Run, base: Entry | None, seed: int) -> Iterator[
         if before and entry is not base:
             flips = statistics.flips(statistics.scored(values), statistics.scored(before))
             yield line(source, f"{task}_change", 100 * flips.change, 100 * flips.error)
+            yield line(source, f"{task}_change_low", 100 * flips.low)
+            yield line(source, f"{task}_change_high", 100 * flips.high)
             yield line(source, f"{task}_gained", flips.gained)
             yield line(source, f"{task}_lost", flips.lost)
             yield line(source, f"{task}_p_value", flips.p_value)

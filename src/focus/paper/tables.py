@@ -47,13 +47,14 @@ def number(value: float, error: float | None = None) -> str:
 
 
 def ratios(values: list[statistics.Ratio | None]) -> list[str]:
-    """A column of ratios with three decimals, or the four that its smallest error needs."""
+    """A column of ratios and their spread over seeds: three decimals, or the four that its smallest error needs."""
     small = any(value and value.error and value.error < 0.0005 for value in values)
     decimals = 4 if small else 3
     shown = []
     for value in values:
         error = "" if value is None or value.error is None else f" ± {value.error:.{decimals}f}"
-        shown.append("-" if value is None else f"{value.value:.{decimals}f}{error}")
+        spread = "" if value is None else _spread(value.spread, value.seeds, decimals)
+        shown.append("-" if value is None else f"{value.value:.{decimals}f}{error}{spread}")
     return shown
 
 
@@ -246,15 +247,24 @@ def _generation(name: str, entries: list[Entry]) -> Grid:
 
 
 def _score(entry: Entry, base: Entry | None, correct: Callable[[Run], list[int]]) -> str:
-    """Accuracy in percent, and the items gained and lost against `base`, of what `correct` finds in a run."""
+    """Accuracy in percent, and its change against `base`, of what `correct` finds in a run."""
     measured = [statistics.accuracy(correct(run)) for run in entry.runs.values()]
     values, errors = zip(*measured, strict=True)
     shown = f"{100 * fmean(values):.1f}" + ("" if None in errors else f" ± {100 * fmean(errors):.1f}")
+    shown += _spread(statistics.spread([100 * value for value in values]), len(values), 1)
     if base is None or entry is base:
         return shown
-    flips = [statistics.flips(correct(run), correct(other)) for run, other in rows.pairs(entry, base)]
-    gained, lost = fmean(each.gained for each in flips), fmean(each.lost for each in flips)
-    return f"{shown} (+{gained:.3g} -{lost:.3g})"
+    change = statistics.mean_change(
+        [statistics.flips(correct(run), correct(other)) for run, other in rows.pairs(entry, base)]
+    )
+    mean, low, high = (f"{100 * share:+z.1f}" for share in (change.value, change.low, change.high))
+    chance = f"{change.p_value:.2f}" if change.p_value >= 0.01 else f"{change.p_value:.0e}"
+    return f"{shown}; change {mean} [{low}, {high}] (+{change.gained:.3g} -{change.lost:.3g}), p={chance}"
+
+
+def _spread(deviation: float | None, seeds: int, decimals: int) -> str:
+    """What follows a mean over several seeds: the standard deviation over them."""
+    return "" if deviation is None else f", seeds ± {deviation:.{decimals}f} ({seeds})"
 
 
 def _measured_on(entries: list[Entry], manifest: dict) -> list[str]:
@@ -269,7 +279,8 @@ def _measured_on(entries: list[Entry], manifest: dict) -> list[str]:
         lines.append(
             f"Context {metrics['context']}, window {settings['window']}, stride {metrics['stride']}; "
             f"{len(run.windows)} windows, {metrics['tokens']:,} tokens scored, from held-out {held_out}; "
-            f"{provenance['dtype']} on {provenance['device']}."
+            f"{provenance['dtype']} on {provenance['device']}. Standard errors are over "
+            f"{statistics.units(run.windows)} ({len(documents)} held-out documents)."
         )
     adapters = [line for entry in entries if (line := _adapter(entry))]
     if adapters:
@@ -352,19 +363,22 @@ def _notes(entries: list[Entry], exhibit: Exhibit, experiment: Experiment, root:
         notes.append("One seed, so no spread over seeds.")
     elif seeds:
         notes.append(
-            "Over seeds: standard deviation (number of seeds), a dash where nothing trains. Other values are means "
-            "over seeds."
+            "Over seeds, and seeds ±: standard deviation (number of seeds), nothing where nothing trains. Other values "
+            "are means over seeds. The error of a ratio and the interval of a change hold what varies within a seed "
+            "and the error of a mean of so many seeds."
         )
     notes += [
-        "± of a perplexity: standard error over windows. Ratio to pretrained: its standard error comes from the "
-        "differences paired by window.",
+        f"± of a perplexity: standard error over documents where at least {statistics.ENOUGH} are held out, else over "
+        "windows. Ratio to pretrained: its standard error comes from differences paired in the same way.",
         "Far pairs kept: of the causal pairs farther apart than the window, the share attended, sinks included. The "
         "soft gate weighs every pair and computes all.",
     ]
     if exhibit.downstream:
         notes.append(
             "Accuracy is length-normalised where lm-eval has it (not LAMBADA, TruthfulQA), as in the printed rows. "
-            "± of an accuracy: standard error over items; (+gained -lost): items that change against pretrained. Where "
-            "few positions see beyond the window, hardly any item can change, whatever the groups."
+            "± of an accuracy: standard error over items. Change against pretrained: in points, with its 95 % interval "
+            "(Tango's paired score interval, or the exact conditional one where that is wider), items (+gained -lost), "
+            "and the exact two-sided McNemar test's p (of several seeds, twice its mean). Where few positions see "
+            "beyond the window, hardly any item can change, whatever the groups."
         )
     return notes
