@@ -6,7 +6,7 @@ and a result can carry the settings it was made with.
 
 from __future__ import annotations
 
-from focus.config import Downstream, Experiment, ModelSettings, Perplexity, Pretraining
+from focus.config import Downstream, Experiment, GroupsSettings, ModelSettings, Perplexity, Pretraining
 from focus.method_config import Attention, Method
 from focus.strict import Strict
 
@@ -55,6 +55,12 @@ class DownstreamJob(_Evaluate):
     downstream: Downstream
 
 
+class GroupsJob(_Evaluate):
+    """What the groups of one row hold."""
+
+    groups: GroupsSettings
+
+
 def pretrain_job(experiment: Experiment, model: str) -> PretrainJob:
     """The job that makes a model without published weights; always with the scale's first seed."""
     settings = experiment.model_settings[model]
@@ -97,6 +103,15 @@ def downstream_job(
         **_attention(variant),
         downstream=experiment.evaluation.downstream,
     )
+
+
+def groups_job(experiment: Experiment) -> GroupsJob:
+    """The job that looks into the groups of the scale's `groups`, which must not be null; always the first seed."""
+    groups = experiment.groups
+    seed = experiment.seeds_of(groups.model, groups.method)[0]
+    common = _common(experiment, groups.model, groups.corpus, groups.method, seed)
+    top_k = common["settings"].adapter.top_k if groups.attention == "hard" else None
+    return GroupsJob(**common, attention=groups.attention, top_k=top_k, groups=groups)
 
 
 def _common(experiment: Experiment, model: str, corpus: str, method: str, seed: int) -> dict:

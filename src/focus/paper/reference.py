@@ -18,6 +18,8 @@ KEPT = (
     "perplexity/**/*.json",
     "downstream/**/*.json",
     "speed/*.json",
+    "taggers/*.json",
+    "groups/**/*.json",
 )
 LARGEST = 1 << 20
 
