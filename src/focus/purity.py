@@ -51,7 +51,9 @@ def shuffled(groups: ndarray, categories: ndarray, size: tuple[int, int], draws:
     return _null(dealt)
 
 
-def by_token(groups: ndarray, tokens: ndarray, categories: ndarray, size: tuple[int, int], draws: int, seed: int) -> Null:
+def by_token(
+    groups: ndarray, tokens: ndarray, categories: ndarray, size: tuple[int, int], draws: int, seed: int
+) -> Null:
     """Each token of the vocabulary (tokens int [N]) sent to one group at random, with the layer's shares as chances.
 
     Such groups know nothing of categories either, but a frequent token lies in one group whole, as it nearly does
