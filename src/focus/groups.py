@@ -160,7 +160,7 @@ def assign(model: PreTrainedModel, windows: Sequence[Window], *, name: str = "gr
 def summarise(assigned: Assigned, categories: list[str], tokenizer: PreTrainedTokenizerBase, *, draws: int) -> dict:
     """What the groups hold: {layers, best}, with both baselines of `focus.purity` beside each layer.
 
-    `best` is the layer the tables show, chosen by RULE, with a p-value that counts the choice.
+    `best` is the layer the tables show, chosen by RULE, with p-values against each that count the choice.
     """
     names, numbers = np.unique(categories, return_inverse=True)
     size = assigned.first.shape[2], len(names)
@@ -187,8 +187,12 @@ def summarise(assigned: Assigned, categories: list[str], tokenizer: PreTrainedTo
                 "by_token": _against(observed, bits, by_token, layer),
             }
         )
-    best, p_value = purity.largest_excess(observed, shuffled.purity)
-    return {"layers": layers, "best": {"layer": best, "rule": RULE, "p_value": p_value}}
+    best = int(purity.excess(observed, shuffled.purity).argmax())
+    p_values = {
+        name: purity.chosen_p_value(observed, null.purity, best)
+        for name, null in (("shuffled", shuffled), ("by_token", by_token))
+    }
+    return {"layers": layers, "best": {"layer": best, "rule": RULE, "p_values": p_values}}
 
 
 def far_pairs(assignment: ndarray, words: Sequence[str], categories: Sequence[str], *, window: int, count: int) -> dict:

@@ -77,14 +77,18 @@ def p_values(observed: ndarray, null: ndarray) -> ndarray:
     return (1 + (null >= observed).sum(axis=0)) / (1 + len(null))
 
 
-def largest_excess(observed: ndarray, null: ndarray) -> tuple[int, float]:
-    """The layer whose value lies farthest above the mean of its draws, and a p-value that counts the choice.
+def excess(observed: ndarray, null: ndarray) -> ndarray:
+    """How far each layer lies above the mean of its draws: [L], [S, L] -> [L]."""
+    return observed - null.mean(axis=0)
 
-    A draw counts against it when any of its layers lies as far above its own mean.
+
+def chosen_p_value(observed: ndarray, null: ndarray, layer: int) -> float:
+    """A p-value of one layer's excess that counts the choice of it among all layers.
+
+    A draw counts when any of its layers lies as far above its own mean.
     """
-    excess, drawn = observed - null.mean(axis=0), null - null.mean(axis=0)
-    best = int(excess.argmax())
-    return best, float((1 + (drawn.max(axis=1) >= excess[best]).sum()) / (1 + len(null)))
+    drawn = (null - null.mean(axis=0)).max(axis=1)
+    return float((1 + (drawn >= excess(observed, null)[layer]).sum()) / (1 + len(null)))
 
 
 def _null(tables: Iterator[ndarray]) -> Null:
