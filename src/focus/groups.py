@@ -27,6 +27,7 @@ from focus.adapter import routers
 from focus.checkpoint import writing
 from focus.corpora import Document, documents
 from focus.data import Window, evaluation_windows
+from focus.errors import UserError
 from focus.evaluation.rows import load_row
 from focus.jobs import GroupsJob
 from focus.models import revision_of
@@ -140,7 +141,10 @@ def align(text: str, spans: Sequence[tuple[int, int]], tag: Tagger) -> list[str]
 
 
 def assign(model: PreTrainedModel, windows: Sequence[Window], *, name: str = "groups") -> Assigned:
-    """Read every window, without the language model's head, and keep what the routers give."""
+    """Read every window, without the language model's head, and keep what the routers give.
+
+    Raises UserError where that is not finite.
+    """
     progress = Progress(name, len(windows))
     groups, confidence, first = [], [], None
     with _listening(model) as heard, torch.no_grad():
@@ -148,6 +152,8 @@ def assign(model: PreTrainedModel, windows: Sequence[Window], *, name: str = "gr
             heard.clear()
             model.base_model(input_ids=window.tokens[None].to(model.device), use_cache=False)
             assignment = torch.stack([each[0].float().cpu() for each in heard])
+            if not assignment.isfinite().all():
+                raise UserError(f"{name}: {window.document} from token {window.start}: expected finite assignments")
             first = assignment.numpy() if first is None else first
             top = assignment.max(dim=-1)
             groups.append(top.indices)
