@@ -209,7 +209,7 @@ def far_pairs(assignment: ndarray, words: Sequence[str], categories: Sequence[st
     """
     high = assignment.astype(np.float64)
     later, earlier = np.tril_indices(len(high), -(window + 1))
-    affinity = (high[later] * high[earlier]).sum(axis=1)
+    affinity = (high @ high.T)[later, earlier]
     order = np.lexsort((later, earlier, -affinity))
     plain = np.unique([word.strip().casefold() for word in words], return_inverse=True)[1]
     kinds = np.unique(categories, return_inverse=True)[1]
