@@ -15,13 +15,15 @@ include: "workflow/rules/corpora.smk"
 include: "workflow/rules/training.smk"
 include: "workflow/rules/evaluation.smk"
 include: "workflow/rules/speed.smk"
+include: "workflow/rules/groups.smk"
 include: "workflow/rules/paper.smk"
 
 
 rule all:
     default_target: True
     input:
-        [exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED],
+        [exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED + GROUPS],
+        GROUPS_PAGE,
         "<results>/claims.md",
 
 
@@ -29,7 +31,7 @@ rule tables:
     input:
         [
             exhibit_files(kind, name)
-            for kind, name in EXHIBITS + SPEED
+            for kind, name in EXHIBITS + SPEED + GROUPS
             if kind == "tables"
         ],
 
@@ -38,12 +40,13 @@ rule figures:
     input:
         [
             exhibit_files(kind, name)
-            for kind, name in EXHIBITS + SPEED
+            for kind, name in EXHIBITS + SPEED + GROUPS
             if kind == "figures"
         ],
+        GROUPS_PAGE,
 
 
-# A target per table and figure (headline is both, speed all of its own), and one per model with all of its rows.
+# A target per table and figure (headline is both, speed and groups all of their own), and one per model with all of its rows.
 for target in sorted({name for _, name in EXHIBITS}):
 
     rule:
@@ -66,6 +69,14 @@ if SPEED:
     rule table7speed:
         input:
             exhibit_files("tables", "table7speed"),
+
+
+if GROUPS:
+
+    rule groups:
+        input:
+            [exhibit_files(kind, name) for kind, name in GROUPS],
+            GROUPS_PAGE,
 
 
 for model in experiment.models:

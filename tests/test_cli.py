@@ -60,9 +60,9 @@ def test_schema_is_printed(call):
     assert json.loads(call("config", "schema")[1])["title"] == "Experiment"
 
 
-@pytest.mark.parametrize("kind", ["model", "corpus", "benchmark"])
+@pytest.mark.parametrize("kind", ["model", "corpus", "benchmark", "tagger"])
 def test_fetch_writes_the_manifest(call, fake, tmp_path, kind):
-    module = {"model": "models", "corpus": "corpora", "benchmark": "benchmarks"}[kind]
+    module = {"model": "models", "corpus": "corpora", "benchmark": "benchmarks", "tagger": "taggers"}[kind]
     fake(f"focus.{module}", **{f"fetch_{kind}": lambda name: {"name": name}})
     assert call("fetch", kind, "some", "--output", tmp_path / "a/b.json")[0] == 0
     assert json.loads((tmp_path / "a/b.json").read_text()) == {"name": "some"}
@@ -122,6 +122,23 @@ def test_generate_hands_on_its_job(call, fake):
     assert call("generate", "b/gsm8k.json", *arguments)[0] == 0
     paths = {"model": "m.json", "benchmark": "b/gsm8k.json", "weights": "w", "output": "o.json"}
     assert seen == {"job": job} | {name: Path(path) for name, path in paths.items()}
+
+
+def test_groups_hand_on_their_job_and_the_result(call, fake):
+    seen = {}
+    fake("focus.groups", run=lambda job, **paths: seen.update(job=job, **paths))
+    groups = "groups={model: gpt2-mini, corpus: austen, method: focus}"
+    job = jobs.groups_job(scales.load([BASE], [groups]))
+    manifests = ["--model", "m.json", "--corpus", "c.json", "--tagger", "t.json"]
+    arguments = ["--job", job.model_dump_json(), *manifests, "--weights", "w", "--output", "o.json"]
+    assert call("groups", "analyse", *arguments)[0] == 0
+    paths = {"model": "m.json", "corpus": "c.json", "tagger": "t.json", "weights": "w", "output": "o.json"}
+    assert seen == {"job": job} | {name: Path(path) for name, path in paths.items()}
+    for command, module in {"table": "groups", "figure": "groups_figure", "page": "groups_page"}.items():
+        written = []
+        fake(f"focus.paper.{module}", write=lambda *given, written=written: written.extend(given))
+        assert call("groups", command, "--result", "r.json", "--output", "t/groups")[0] == 0
+        assert written == [Path("r.json"), Path("t/groups")]
 
 
 def test_timing_takes_settings_and_prints_the_ratios(call, fake):

@@ -23,6 +23,10 @@ config = typer.Typer(no_args_is_help=True)
 app.add_typer(fetch, name="fetch", help="Fetch a registry entry into the cache and write its manifest.")
 bench = typer.Typer(no_args_is_help=True)
 app.add_typer(bench, name="bench", help="Time attention; write the tables and the figure of such a result.")
+groups = typer.Typer(no_args_is_help=True)
+app.add_typer(
+    groups, name="groups", help="Look into the groups of a row; write the table, figure and page of a result."
+)
 app.add_typer(config, name="config", help="Check config files, print their schema.")
 
 Job = Annotated[str, typer.Option(help="the job's settings as JSON (focus.jobs)")]
@@ -36,6 +40,7 @@ Log = Annotated[Path, typer.Option(help="the JSONL log, one line a step")]
 Checkpoints = Annotated[Path, typer.Option(help="the folder a killed run resumes from")]
 Output = Annotated[Path, typer.Option(help="the file to write")]
 Timed = Annotated[Path, typer.Option(help="the result of focus bench attention")]
+Analysed = Annotated[Path, typer.Option(help="the result of focus groups analyse")]
 Prefix = Annotated[Path, typer.Option(help="the files to write, without their suffixes")]
 
 
@@ -80,6 +85,14 @@ def fetch_benchmark(name: str, output: Output) -> None:
     from focus import benchmarks
 
     _write_manifest(output, benchmarks.fetch_benchmark(name))
+
+
+@fetch.command("tagger")
+def fetch_tagger(name: str, output: Output) -> None:
+    """A part-of-speech tagger."""
+    from focus import taggers
+
+    _write_manifest(output, taggers.fetch_tagger(name))
 
 
 @app.command()
@@ -238,6 +251,47 @@ def bench_figure(result: Timed, output: Prefix) -> None:
     from focus.paper import speed_figure
 
     speed_figure.write(result, output)
+
+
+@groups.command("analyse")
+def groups_analyse(
+    job: Job,
+    model: Model,
+    corpus: Corpus,
+    tagger: Annotated[Path, typer.Option(help="the tagger's manifest")],
+    output: Output,
+    weights: Trained = None,
+) -> None:
+    """Find what a row's groups hold on held-out documents."""
+    from focus import groups as analysis
+    from focus.jobs import GroupsJob
+
+    manifests = {"model": model, "corpus": corpus, "tagger": tagger}
+    analysis.run(GroupsJob.model_validate_json(job), **manifests, weights=weights, output=output)
+
+
+@groups.command("table")
+def groups_table(result: Analysed, output: Prefix) -> None:
+    """Write the table as CSV, Markdown, HTML and LaTeX."""
+    from focus.paper import groups as exhibit
+
+    exhibit.write(result, output)
+
+
+@groups.command("figure")
+def groups_figure(result: Analysed, output: Prefix) -> None:
+    """Write shares and purity over the layers as PDF and PNG."""
+    from focus.paper import groups_figure as exhibit
+
+    exhibit.write(result, output)
+
+
+@groups.command("page")
+def groups_page(result: Analysed, output: Output) -> None:
+    """Write a passage coloured by group as one HTML file."""
+    from focus.paper import groups_page as exhibit
+
+    exhibit.write(result, output)
 
 
 @config.command()

@@ -188,6 +188,21 @@ class AttentionBenchmark(Strict):
     seed: NonNegative = Field(0, description="of inputs and groups")
 
 
+class GroupsSettings(Strict):
+    """What the groups of one method hold: categories of words, layer by layer (the paper's section 5)."""
+
+    model: Name = Field(description="a key of model_settings")
+    corpus: Name = Field(description="the corpus it is trained on, whose held-out windows are read")
+    method: Name = Field(description="a key of methods, of kind focus; its first seed is looked at")
+    attention: Literal["soft", "hard"] = Field(
+        "hard", description="under which tokens are assigned; hard with the adapter's top_k"
+    )
+    windows: Count = Field(16, description="windows in all")
+    shuffles: Count = Field(1000, description="draws of each baseline")
+    passage_tokens: Count = Field(300, description="tokens of the first window shown with their groups")
+    pairs: Count = Field(20, description="far pairs listed for each layer, the strongest of the first window")
+
+
 class Experiment(Strict):
     """One scale: a whole config file."""
 
@@ -203,6 +218,7 @@ class Experiment(Strict):
     methods: dict[Name, Method] = Field(description="per method")
     evaluation: Evaluation = Field(description="how every row is evaluated")
     speed: AttentionBenchmark | None = Field(description="what is timed; null leaves speed out")
+    groups: GroupsSettings | None = Field(None, description="whose groups are looked into; null leaves it out")
     tables: dict[Name, Exhibit] = Field(description="per table")
     figures: dict[Name, Exhibit] = Field(description="per figure")
 
@@ -226,7 +242,21 @@ class Experiment(Strict):
         for key, exhibit in self.figures.items():
             if all(self.methods[row.method].kind != "pretrained" for row in exhibit.rows):
                 raise ValueError(f"figures.{key}.rows: expected a row of kind pretrained to measure against, got none")
+        if self.groups is not None:
+            self._check_groups(self.groups)
         return self
+
+    def _check_groups(self, groups: GroupsSettings) -> None:
+        _known(groups.model, self.model_settings, "groups.model", "model_settings")
+        _known(groups.method, self.methods, "groups.method", "methods")
+        kind, context = self.methods[groups.method].kind, self.model_settings[groups.model].context
+        if kind != "focus":
+            raise ValueError(f"groups.method: expected a method of kind focus, got {groups.method} of kind {kind}")
+        if groups.passage_tokens > context:
+            raise ValueError(
+                f"groups.passage_tokens: expected at most the context of {groups.model} ({context}), "
+                f"got {groups.passage_tokens}"
+            )
 
     def _check_dtypes(self, exhibit: Exhibit) -> None:
         trained = [row.method for row in exhibit.rows if self.methods[row.method].trains_everything]

@@ -92,21 +92,26 @@ class Window:
 
 
 def evaluation_windows(
-    documents: Sequence[tuple[str, Tensor]], context: int, windows: int, stride: int | None = None
+    documents: Sequence[tuple[str, Tensor]],
+    context: int,
+    windows: int,
+    stride: int | None = None,
+    *,
+    settings: str = "perplexity",
 ) -> list[Window]:
     """`windows` windows spread evenly over the documents, given as (name, token ids).
 
     Windows start at multiples of `stride` (null means the context) within a document and are always full; the last
     `stride` tokens of each are scored, but never its first, which has no context. A document shorter than the context
-    has none.
+    has none. `settings` is where the config sets these, for errors.
     """
     stride = stride or context
     if stride > context:
-        raise UserError(f"perplexity.stride: expected at most the context ({context}), got {stride}")
+        raise UserError(f"{settings}.stride: expected at most the context ({context}), got {stride}")
     places = [(name, start, ids) for name, ids in documents for start in range(0, len(ids) - context + 1, stride)]
     if len(places) < windows:
         raise UserError(
-            f"perplexity.windows: expected at most {len(places)}, the held-out text's number at a context of "
+            f"{settings}.windows: expected at most {len(places)}, the held-out text's number at a context of "
             f"{context} and a stride of {stride}, got {windows}"
         )
     chosen = [places[(2 * number + 1) * len(places) // (2 * windows)] for number in range(windows)]

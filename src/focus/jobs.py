@@ -6,7 +6,15 @@ and a result can carry the settings it was made with.
 
 from __future__ import annotations
 
-from focus.config import Downstream, Experiment, Generation, ModelSettings, Perplexity, Pretraining
+from focus.config import (
+    Downstream,
+    Experiment,
+    Generation,
+    GroupsSettings,
+    ModelSettings,
+    Perplexity,
+    Pretraining,
+)
 from focus.method_config import Attention, Method
 from focus.strict import Strict
 
@@ -59,6 +67,12 @@ class GenerationJob(_Evaluate):
     """Answers that one row writes; `corpus` is the one the method was trained on."""
 
     generation: Generation
+
+
+class GroupsJob(_Evaluate):
+    """What the groups of one row hold."""
+
+    groups: GroupsSettings
 
 
 def pretrain_job(experiment: Experiment, model: str) -> PretrainJob:
@@ -116,6 +130,15 @@ def generation_job(
         **_attention(variant.partition("-t")[0]),
         generation=experiment.evaluation.generation,
     )
+
+
+def groups_job(experiment: Experiment) -> GroupsJob:
+    """The job that looks into the groups of the scale's `groups`, which must not be null; always the first seed."""
+    groups = experiment.groups
+    seed = experiment.seeds_of(groups.model, groups.method)[0]
+    common = _common(experiment, groups.model, groups.corpus, groups.method, seed)
+    top_k = common["settings"].adapter.top_k if groups.attention == "hard" else None
+    return GroupsJob(**common, attention=groups.attention, top_k=top_k, groups=groups)
 
 
 def _common(experiment: Experiment, model: str, corpus: str, method: str, seed: int) -> dict:

@@ -26,6 +26,7 @@ COMMAND_LINE = "--config"
 RULES = {
     *("all", "tables", "figures", "table", "figure", "claims", "reference"),
     *("speed", "table6", "table7speed", "bench_attention", "speed_table", "speed_figure"),
+    *("groups", "fetch_tagger", "groups_analysis", "groups_table", "groups_figure", "groups_page"),
     *("fetch_model", "fetch_corpus", "fetch_benchmark", "pretrain", "train", "perplexity", "downstream"),
     "generation",
 }
@@ -156,6 +157,8 @@ def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
             used |= {f"{key}.corpora.{number}": corpus for number, corpus in enumerate(pretraining.corpora)}
     for kind in ("tables", "figures"):
         used |= {f"{kind}.{name}.corpus": exhibit.corpus for name, exhibit in getattr(experiment, kind).items()}
+    if experiment.groups is not None:
+        used["groups.corpus"] = experiment.groups.corpus
     for key, corpus in used.items():
         if corpus not in corpora.REGISTRY:
             yield key, f"expected a corpus of the registry ({', '.join(corpora.REGISTRY)}), got {corpus}"

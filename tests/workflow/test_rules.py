@@ -114,6 +114,27 @@ def test_a_scale_can_leave_speed_out(checkout):
     assert not {"bench_attention", "speed_table", "speed_figure"} & set(planned)
 
 
+GROUPS = "groups={model: gpt2-mini, corpus: austen, method: focus, passage_tokens: 100}"
+
+
+def test_the_groups_are_a_target_of_their_own(checkout):
+    assert not {"groups_analysis", "fetch_tagger"} & set(checkout.planned("--config", "groups=null"))
+    assert "groups_analysis" not in checkout.planned("--config", GROUPS, "models=[smollm2-135m-instruct]")
+    checkout.run("groups", "--config", GROUPS)
+    results = checkout.folder / "results/laptop"
+    for path in ("tables/groups.csv", "tables/groups.tex", "figures/groups.pdf", "figures/groups.html"):
+        assert (results / path).stat().st_size
+    assert '"top_k":2' in (results / "groups/gpt2-mini/austen/focus/seed0.json").read_text()
+    planned = checkout.planned("groups", "--config", GROUPS.replace("100", "50"))
+    assert set(planned) - {"groups"} == {"groups_analysis", "groups_table", "groups_figure", "groups_page"}
+
+
+def test_changed_settings_of_the_groups_leave_everything_else_alone(finished):
+    planned = set(finished.planned("--config", GROUPS)) - {"all"}
+    made = {"groups_analysis", "groups_table", "groups_figure", "groups_page"}
+    assert planned - {"fetch_tagger"} == made
+
+
 def test_timing_takes_every_core_and_other_jobs_one(finished):
     results = finished.folder / "results/laptop"
     assert "with 2 threads" in (results / "speed/attention.json").read_text()

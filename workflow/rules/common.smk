@@ -126,6 +126,7 @@ def exhibit_slice(kind, name):
                 row.method: experiment.methods[row.method] for row in exhibit.rows
             },
             "speed": None,
+            "groups": None,
             "tables": {},
             "figures": {},
             kind: {name: exhibit.model_copy(update={"models": models})},

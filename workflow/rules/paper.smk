@@ -87,7 +87,9 @@ rule claims:
     resources:
         mem_mb=500,
     params:
-        scale=lambda wildcards: experiment.model_dump_json(),
+        scale=lambda wildcards: experiment.model_copy(
+            update={"groups": None}
+        ).model_dump_json(),
         results=lambda wildcards: in_results("", wildcards),
     message:
         "verdicts on the claims"
@@ -99,7 +101,8 @@ rule claims:
 # What the repository keeps of a run: all that is small. Run by hand, since it replaces what is committed.
 rule reference:
     input:
-        [exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED],
+        [exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED + GROUPS],
+        GROUPS_PAGE,
         rules.claims.output,
     output:
         touch("<results>/reference.done"),

@@ -6,7 +6,12 @@ import html
 import re
 from dataclasses import dataclass, field
 
-LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {"±": r"$\pm$", "~": r"\textasciitilde{}"}
+LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
+    "±": r"$\pm$",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+}
 
 
 STYLE = (

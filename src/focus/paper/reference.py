@@ -19,6 +19,8 @@ KEPT = (
     "downstream/**/*.json",
     "generation/**/*.json",
     "speed/*.json",
+    "taggers/*.json",
+    "groups/**/*.json",
 )
 LARGEST = 1 << 20
 
