@@ -31,10 +31,12 @@ class _Decomposed(torch.autograd.Function):
     def forward(ctx, query: Tensor, key: Tensor, value: Tensor, plan: Plan, pieces: Pieces):
         high, work = torch.promote_types(query.dtype, torch.float32), pieces.working_dtype(query.dtype)
         covered = sum(segment.queries for segment in plan.segments) == len(query) * query.shape[2]
-        total = (torch.empty_like if covered else torch.zeros_like)(query, dtype=high)
-        lse = torch.full(query.shape[:3], float("-inf"), dtype=high, device=query.device)
+        batch, heads, count, _ = query.shape
+        total = (query.new_empty if covered else query.new_zeros)(batch, count, heads, query.shape[3], dtype=high)
+        lse = query.new_full((batch, count, heads), float("-inf"), dtype=high)
+        total, lse = total.transpose(1, 2), lse.transpose(1, 2)
         rows, keys = plan.longest
-        rooms = _Room(query[0], rows), _Room(key[0], keys), _Room(value[0], keys), _Room(query[0], rows, high)
+        rooms = _Room(query[0], rows), _Room(key[0], keys), _Room(value[0], keys), _Room(total[0], rows)
         for segment in plan.segments:
             b, rows = segment.batch, segment.rows - plan.offset
             q = segment.apart(rooms[0].take(query[b], rows).to(work))
@@ -42,7 +44,7 @@ class _Decomposed(torch.autograd.Function):
                 segment.apart(room.take(x[b], segment.keys).to(work))
                 for room, x in zip(rooms[1:3], (key, value), strict=True)
             )
-            part, part_lse = segment.apart(rooms[3].rows(len(rows))), lse.new_empty(q.shape[:3])
+            part, part_lse = segment.apart(rooms[3].rows(len(rows))), segment.apart(lse.new_empty(1, len(rows), heads).transpose(1, 2))
             for tile in segment.tiles():
                 out, out_lse = pieces.forward(
                     tile.rows_of(q), tile.keys_of(k), tile.keys_of(v), tile.mask, tile.causal
@@ -56,7 +58,7 @@ class _Decomposed(torch.autograd.Function):
                     tile.rows_of(part_lse).copy_(out_lse)
             for positions, of_group, lse_of_group in segment.real(part, part_lse):
                 _put(total[b], positions - plan.offset, of_group)
-                lse[b].index_copy_(1, positions - plan.offset, lse_of_group)
+                _put(lse[b], positions - plan.offset, lse_of_group)
         del rooms
         few_keys = Dense(pieces.scale, pieces.softcap)
         for sinks in plan.sink_blocks():
@@ -178,8 +180,8 @@ class _Room:
 
 
 def _put(x: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Write rows [H, n, D] to the positions `index` of [H, T, D]."""
-    x.index_copy_(1, index, rows.to(x.dtype))
+    """Write rows [H, n, ...] to the positions `index` of [H, T, ...]."""
+    x.transpose(0, 1).index_copy_(0, index, rows.transpose(0, 1).to(x.dtype))
 
 
 def merge(total: Tensor, lse: Tensor, out: Tensor, out_lse: Tensor) -> None:

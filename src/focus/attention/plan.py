@@ -25,7 +25,7 @@ from focus.errors import UserError
 
 BAND_ROWS = 2048
 SINK_ROWS = 4096
-SHARED_ROWS = 1280
+SHARED_ROWS = 320
 MAX_GROUPS_IN_BITS = 62
 
 
@@ -39,6 +39,16 @@ class Labels:
 
     def same(self, queries: Tensor, keys: Tensor) -> Tensor:
         return (queries & keys) != 0 if self.bits else queries == keys
+
+    def masked(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """MASKED where `same`, else zero; float32."""
+        shape = torch.broadcast_shapes(queries.shape, keys.shape)
+        mask = torch.empty(shape, dtype=torch.float32, device=queries.device)
+        if self.bits:
+            torch.ne(queries & keys, 0, out=mask)
+        else:
+            torch.eq(queries, keys, out=mask)
+        return mask.mul_(MASKED)
 
 
 @dataclass(frozen=True)
@@ -95,7 +105,7 @@ class Plan:
         if self.labels is not None:
             queries = self.labels.of_query[band.batch, band.positions].view(band.blocks, band.size, 1)
             keys = self.labels.of_key[band.batch, band.keys].unfold(0, band.width, band.size).unsqueeze(1)
-            mask = torch.add(mask, self.labels.same(queries, keys), alpha=MASKED)
+            mask = self.labels.masked(queries, keys).add_(mask)
         if self.blocked is not None:
             blocked = self.blocked[band.batch, band.keys]
             if blocked.any():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -22,7 +22,8 @@ class Tile:
     """Queries `rows` of a segment against its `keys`; `mask` [1, 1, rows, keys] or None; `causal` for whole groups.
 
     With `blocks` the same is done in each of that many blocks of `size` tokens, from `first` on; rows and keys then
-    count inside a block. `more` says that an earlier tile has the same queries, with other keys.
+    count inside a block. `groups` are how many groups of the segment, from the first on, have such queries; None means
+    all. `more` says that an earlier tile has the same queries, with other keys.
     """
 
     rows: slice
@@ -33,18 +34,19 @@ class Tile:
     first: int = 0
     size: int = 0
     blocks: int = 0
+    groups: int | None = None
 
     def rows_of(self, x: Tensor) -> Tensor:
-        """[N, H, n, ...] of a segment -> [N or blocks, H, rows, ...], a view; N = 1 with blocks."""
+        """[N, H, n, ...] of a segment -> [groups or blocks, H, rows, ...], a view; N = 1 with blocks."""
         return self._part(x, self.rows)
 
     def keys_of(self, x: Tensor) -> Tensor:
-        """[N, Hkv, n, ...] of a segment -> [N or blocks, Hkv, keys, ...], a view; N = 1 with blocks."""
+        """[N, Hkv, n, ...] of a segment -> [groups or blocks, Hkv, keys, ...], a view; N = 1 with blocks."""
         return self._part(x, self.keys)
 
     def _part(self, x: Tensor, tokens: slice) -> Tensor:
         if not self.blocks:
-            return x[:, :, tokens]
+            return x[: self.groups, :, tokens]
         blocks = x[0, :, self.first : self.first + self.blocks * self.size].unflatten(1, (self.blocks, self.size))
         return blocks[:, :, tokens].transpose(0, 1)
 
@@ -54,7 +56,7 @@ class Segment:
     """Positions of the queries and of the keys they see, both increasing; `whole` when they are the same.
 
     Several whole groups of about one length may share a segment. They lie one after the other, each followed by copies
-    of its last token up to the length of the longest; `lengths` are their real ones.
+    of its last token up to the length of the longest; `lengths` are their real ones, the longest first.
     """
 
     batch: int
@@ -101,7 +103,9 @@ class Segment:
         elif length <= TILE or length > CAUSAL_KERNEL or self.rows.is_cuda:
             yield Tile(slice(0, length), slice(0, length), causal=True)
         else:
-            yield from _causal_tiles(length, _triangle(self.rows.device), together and self.groups == 1)
+            tiles = _causal_tiles(length, _triangle(self.rows.device), together and self.groups == 1)
+            for tile in tiles:
+                yield tile if self.groups == 1 else replace(tile, groups=sum(n > tile.rows.start for n in self.lengths))
 
     def _ragged_tiles(self) -> Iterator[Tile]:
         """For queries that are only some of the keys, or a sliding window."""
