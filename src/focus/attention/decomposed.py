@@ -44,11 +44,12 @@ class _Decomposed(torch.autograd.Function):
                 segment.apart(room.take(x[b], segment.keys).to(work))
                 for room, x in zip(rooms[1:3], (key, value), strict=True)
             )
-            part, part_lse = segment.apart(rooms[3].rows(len(rows))), segment.apart(lse.new_empty(1, len(rows), heads).transpose(1, 2))
+            part, part_lse = (
+                segment.apart(rooms[3].rows(len(rows))),
+                segment.apart(lse.new_empty(1, len(rows), heads).transpose(1, 2)),
+            )
             for tile in segment.tiles():
-                out, out_lse = pieces.forward(
-                    tile.rows_of(q), tile.keys_of(k), tile.keys_of(v), tile.mask, tile.causal
-                )
+                out, out_lse = pieces.forward(tile.rows_of(q), tile.keys_of(k), tile.keys_of(v), tile.mask, tile.causal)
                 if tile.causal:
                     part, part_lse = out, out_lse
                 elif tile.more:
@@ -121,7 +122,7 @@ class _Decomposed(torch.autograd.Function):
                     tile.causal,
                 )
                 for whole, part in zip((tile.rows_of(dq), tile.keys_of(dk), tile.keys_of(dv)), parts, strict=True):
-                    whole += part
+                    whole.add_(part)
             for positions, of_group in segment.real(dq):
                 _put(grad_query[b], positions - plan.offset, of_group)
             dk, dv = (x.transpose(0, 1).flatten(1, 2) for x in (dk, dv))
