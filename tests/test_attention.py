@@ -8,7 +8,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from focus.attention import choose_backend, focus_attention, focus_attention_reference, tiles
+from focus.attention import choose_backend, focus_attention, focus_attention_reference, plan, tiles
 from focus.attention.reference import allowed_pairs
 from focus.errors import UserError
 
@@ -136,6 +136,33 @@ def test_long_groups_match_the_oracle_in_tiles_and_in_one_call(limit, monkeypatc
     torch.manual_seed(0)
     tensors = inputs(1, 1, 2, 1300, 1300, 8)
     check(tensors, torch.randint(0, 2, (1, 1300)), "decomposed", window=70, sinks=2)
+
+
+@pytest.mark.parametrize("token_major", [False, True])
+@pytest.mark.parametrize("counts", [(1030, 1020), (2300,), (600, 330, 70, 65, 64, 3)])
+def test_blocks_at_once_match_the_oracle(counts, token_major):
+    """Whole blocks of a group share calls, here with full and with broken last blocks at both sizes."""
+    torch.manual_seed(0)
+    groups = torch.cat([torch.full((n,), i) for i, n in enumerate(counts)])
+    groups = groups[torch.randperm(len(groups))][None]
+    tensors = inputs(1, 2, 2, groups.shape[1], groups.shape[1], 4, token_major=token_major)
+    check(tensors, groups, "decomposed", window=5, sinks=2)
+
+
+@pytest.mark.parametrize("counts", [(40, 40, 40), (64, 63, 1, 2), (300, 290, 257, 256, 240), (130, 20, 129, 65)])
+def test_groups_side_by_side_match_the_oracle(counts, monkeypatch):
+    """Groups of about one length share a segment: the copies that fill up the shorter ones reach no result."""
+    monkeypatch.setattr(plan, "SHARED_ROWS", 2000)
+    torch.manual_seed(0)
+    groups = torch.cat([torch.full((n,), i) for i, n in enumerate(counts)])
+    groups = torch.stack([groups[torch.randperm(len(groups))] for _ in range(2)])
+    segments = plan.make_plan(groups.shape[1], groups, window=3).segments
+    assert max(segment.groups for segment in segments) > 1
+    assert sum(segment.queries for segment in segments) <= groups.numel()
+    for padding in ("none", "both"):
+        tensors = inputs(2, 2, 2, groups.shape[1], groups.shape[1], 4)
+        real = paddings(padding, groups.shape[1])
+        check(tensors, groups, "decomposed", window=3, sinks=2, padding_mask=real)
 
 
 @pytest.mark.parametrize("device", DEVICES)

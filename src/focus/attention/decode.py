@@ -141,6 +141,10 @@ class _Store:
         """Views of key, value, positions and labels from the `first` on."""
         return [_part(buffer, first, self.count) for buffer in self.buffers] if self.buffers else []
 
+    def positions(self) -> Tensor:
+        """A view of the positions."""
+        return self.buffers[2].narrow(0, 0, self.count)
+
     def keep(self, index: Tensor) -> None:
         kept = [x.index_select(x.dim() // 3, index) for x in self.read()]
         self.count = 0
@@ -182,9 +186,11 @@ class _Sequence:
 
     def attend(self, query: Tensor, labels: Tensor, real: Tensor | None, pieces: Pieces) -> Tensor:
         """[H, n, D] for the tokens added last."""
-        out = torch.zeros_like(query)
         positions = torch.arange(self.length - len(labels), self.length, device=query.device)
         present = labels.tolist()
+        if len(present) == 1 and real is None:
+            return self._attend(query, positions, present[0], pieces)
+        out = torch.zeros_like(query)
         skipped = [False] * len(present) if real is None else (~real).tolist()
         for label in {x for x, skip in zip(present, skipped, strict=True) if not skip}:
             rows = [i for i, (x, skip) in enumerate(zip(present, skipped, strict=True)) if x == label and not skip]
@@ -197,32 +203,41 @@ class _Sequence:
 
     def _attend(self, query: Tensor, positions: Tensor, label: int, pieces: Pieces) -> Tensor:
         """[H, n, D] for queries that share one membership."""
-        key, value, at, of_key = self._near(int(positions[0]) - self.cache.window)
+        first = int(positions[0])
+        newest = first == self.length - 1
+        key, value, at, of_key = self._near(first - self.cache.window)
         heads, count, width = query.shape
         shared = heads // len(key)
         grouped = query.reshape(1, len(key), shared * count, width)
-        distance = positions.unsqueeze(1) - at
-        within = distance <= self.cache.window
-        within[:, : self.cache.sinks] = True
-        masked = ~within | (distance < 0) | ((of_key & label) != 0 if self.bits else of_key == label)
-        if self.cache.sliding_window is not None:
-            masked |= distance >= self.cache.sliding_window
+        masked = ((of_key & label) != 0 if self.bits else of_key == label).unsqueeze(0)
+        if not newest or self.cache.sliding_window is not None:
+            masked = masked | self._outside(positions, at)
         total, lse = pieces.forward(grouped, key[None], value[None], _added(masked, shared))
         high = lse.dtype
         total = total.to(high)
         for store in self._meeting(label):
-            merge(total, lse, *self._inside(grouped, positions, shared, store, pieces))
+            merge(total, lse, *self._inside(grouped, positions, shared, store, pieces, newest))
         return total.view(heads, count, -1).to(query.dtype)
+
+    def _outside(self, positions: Tensor, at: Tensor) -> Tensor:
+        """[n, m] bool: later than the query, or neither in the window nor a sink. None is, for the newest token."""
+        distance = positions.unsqueeze(1) - at
+        beyond = distance > self.cache.window
+        beyond[:, : self.cache.sinks] = False
+        if self.cache.sliding_window is not None:
+            beyond |= distance >= self.cache.sliding_window
+        return beyond | (distance < 0)
 
     def _near(self, oldest: int) -> list[Tensor]:
         """Key, value, positions and labels of the sinks and of the tokens from position `oldest` on."""
-        sinks, stored = self.cache.sinks, self.near.read()
-        first = max(int(torch.searchsorted(stored[2], oldest)), sinks)
+        sinks = self.cache.sinks
+        first = max(int(torch.searchsorted(self.near.positions(), oldest)), sinks)
         if first <= sinks:
-            return stored
+            return self.near.read()
         late = self.near.read(first)
         if not sinks:
             return late
+        stored = self.near.read()
         return [torch.cat([_part(x, 0, sinks), y], dim=x.dim() // 3) for x, y in zip(stored, late, strict=True)]
 
     def _meeting(self, label: int) -> list[_Store]:
@@ -232,17 +247,17 @@ class _Sequence:
         return [store for other, store in self.stores.items() if other & label]
 
     def _inside(
-        self, grouped: Tensor, positions: Tensor, shared: int, store: _Store, pieces: Pieces
+        self, grouped: Tensor, positions: Tensor, shared: int, store: _Store, pieces: Pieces, newest: bool
     ) -> tuple[Tensor, Tensor]:
-        """Attention to one store's tokens up to each query."""
+        """Attention to one store's tokens up to each query; `newest` says that no token is later than the queries."""
         first, window = 0, self.cache.sliding_window
         if window is not None:
-            first = int(torch.searchsorted(store.read()[2], positions[0] - window, right=True))
+            first = int(torch.searchsorted(store.positions(), positions[0] - window, right=True))
         key, value, at, _ = store.read(first)
         if key.shape[1] == 0:
             return torch.zeros_like(grouped), torch.full_like(grouped[..., 0], MASKED)
         added = None
-        if at[-1] > positions[0] or (window is not None and len(positions) > 1):
+        if not newest and (at[-1] > positions[0] or (window is not None and len(positions) > 1)):
             distance = positions.unsqueeze(1) - at
             masked = distance < 0 if window is None else (distance < 0) | (distance >= window)
             added = _added(masked, shared)
@@ -265,7 +280,7 @@ class _Sequence:
     def crop(self, length: int) -> None:
         self.length = max(0, min(self.length, length))
         for label, store in list(self.stores.items()):
-            store.count = int(torch.searchsorted(store.read()[2], length))
+            store.count = int(torch.searchsorted(store.positions(), length))
             if store.count == 0:
                 del self.stores[label]
         self.near = _Store()
@@ -288,7 +303,8 @@ class _Sequence:
 
 def _added(masked: Tensor, shared: int) -> Tensor:
     """[n, m] bool -> [1, 1, shared * n, m], added to the scores of `shared` heads one after the other."""
-    return torch.zeros(masked.shape, device=masked.device).masked_fill_(masked, MASKED).repeat(shared, 1)[None, None]
+    added = torch.mul(masked, MASKED)
+    return (added.repeat(shared, 1) if shared > 1 else added)[None, None]
 
 
 def _roomy(x: Tensor, room: int) -> Tensor:
@@ -297,4 +313,4 @@ def _roomy(x: Tensor, room: int) -> Tensor:
 
 
 def _part(x: Tensor, start: int, stop: int) -> Tensor:
-    return x[:, start:stop] if x.dim() == 3 else x[start:stop]
+    return x.narrow(x.dim() // 3, start, stop - start)

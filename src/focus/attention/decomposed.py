@@ -30,27 +30,37 @@ class _Decomposed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, query: Tensor, key: Tensor, value: Tensor, plan: Plan, pieces: Pieces):
         high, work = torch.promote_types(query.dtype, torch.float32), pieces.working_dtype(query.dtype)
-        covered = sum(len(segment.rows) for segment in plan.segments) == len(query) * query.shape[2]
-        total = (torch.empty_like if covered else torch.zeros_like)(query, dtype=high)
-        lse = torch.full(query.shape[:3], float("-inf"), dtype=high, device=query.device)
+        covered = sum(segment.queries for segment in plan.segments) == len(query) * query.shape[2]
+        batch, heads, count, _ = query.shape
+        total = (query.new_empty if covered else query.new_zeros)(batch, count, heads, query.shape[3], dtype=high)
+        lse = query.new_full((batch, count, heads), float("-inf"), dtype=high)
+        total, lse = total.transpose(1, 2), lse.transpose(1, 2)
         rows, keys = plan.longest
-        rooms = _Room(query[0], rows), _Room(key[0], keys), _Room(value[0], keys), _Room(query[0], rows, high)
+        rooms = _Room(query[0], rows), _Room(key[0], keys), _Room(value[0], keys), _Room(total[0], rows)
         for segment in plan.segments:
             b, rows = segment.batch, segment.rows - plan.offset
-            q = rooms[0].take(query[b], rows).to(work)
-            k, v = (room.take(x[b], segment.keys).to(work) for room, x in zip(rooms[1:3], (key, value), strict=True))
-            part, part_lse = rooms[3].rows(len(rows)), lse.new_empty(q.shape[:3])
+            q = segment.apart(rooms[0].take(query[b], rows).to(work))
+            k, v = (
+                segment.apart(room.take(x[b], segment.keys).to(work))
+                for room, x in zip(rooms[1:3], (key, value), strict=True)
+            )
+            part, part_lse = (
+                segment.apart(rooms[3].rows(len(rows))),
+                segment.apart(lse.new_empty(1, len(rows), heads).transpose(1, 2)),
+            )
             for tile in segment.tiles():
-                r, c = tile.rows, tile.keys
-                out, out_lse = pieces.forward(q[:, :, r], k[:, :, c], v[:, :, c], tile.mask, tile.causal)
+                out, out_lse = pieces.forward(tile.rows_of(q), tile.keys_of(k), tile.keys_of(v), tile.mask, tile.causal)
                 if tile.causal:
                     part, part_lse = out, out_lse
                 elif tile.more:
-                    merge(part[:, :, r], part_lse[:, :, r], out, out_lse)
+                    merge(tile.rows_of(part), tile.rows_of(part_lse), out, out_lse)
                 else:
-                    part[:, :, r], part_lse[:, :, r] = out, out_lse
-            _put(total[b], rows, part[0])
-            lse[b].index_copy_(1, rows, part_lse[0])
+                    tile.rows_of(part).copy_(out)
+                    tile.rows_of(part_lse).copy_(out_lse)
+            for positions, of_group, lse_of_group in segment.real(part, part_lse):
+                _put(total[b], positions - plan.offset, of_group)
+                _put(lse[b], positions - plan.offset, lse_of_group)
+        del rooms
         few_keys = Dense(pieces.scale, pieces.softcap)
         for sinks in plan.sink_blocks():
             b, r = slice(sinks.batch, sinks.batch + 1), sinks.rows
@@ -94,22 +104,30 @@ class _Decomposed(torch.autograd.Function):
         for segment in plan.segments:
             b, rows, keys = segment.batch, segment.rows - plan.offset, segment.keys
             q, g, o, k, v = (
-                room.take(x[b], index).to(work)
+                segment.apart(room.take(x[b], index).to(work))
                 for room, x, index in zip(rooms, sources, (rows, rows, rows, keys, keys), strict=True)
             )
-            norm = lse[b : b + 1, :, rows]
+            segment.clear_copies(g)
+            norm = segment.apart(lse[b : b + 1, :, rows])
             dq, dk, dv = (torch.zeros_like(x, dtype=high) for x in (q, k, v))
             for tile in segment.tiles():
-                r, c = tile.rows, tile.keys
                 parts = pieces.backward(
-                    g[:, :, r], q[:, :, r], k[:, :, c], v[:, :, c], o[:, :, r], norm[:, :, r], tile.mask, tile.causal
+                    tile.rows_of(g),
+                    tile.rows_of(q),
+                    tile.keys_of(k),
+                    tile.keys_of(v),
+                    tile.rows_of(o),
+                    tile.rows_of(norm),
+                    tile.mask,
+                    tile.causal,
                 )
-                dq[:, :, r] += parts[0]
-                dk[:, :, c] += parts[1]
-                dv[:, :, c] += parts[2]
-            _put(grad_query[b], rows, dq[0])
-            grad_key[b].index_add_(1, keys, dk[0])
-            grad_value[b].index_add_(1, keys, dv[0])
+                for whole, part in zip((tile.rows_of(dq), tile.keys_of(dk), tile.keys_of(dv)), parts, strict=True):
+                    whole.add_(part)
+            for positions, of_group in segment.real(dq):
+                _put(grad_query[b], positions - plan.offset, of_group)
+            dk, dv = (x.transpose(0, 1).flatten(1, 2) for x in (dk, dv))
+            grad_key[b].index_add_(1, keys, dk)
+            grad_value[b].index_add_(1, keys, dv)
         few_keys = Dense(pieces.scale, pieces.softcap)
         for sinks in plan.sink_blocks():
             b, r, c = slice(sinks.batch, sinks.batch + 1), sinks.rows, sinks.keys
@@ -163,8 +181,8 @@ class _Room:
 
 
 def _put(x: Tensor, index: Tensor, rows: Tensor) -> None:
-    """Write rows [H, n, D] to the positions `index` of [H, T, D]."""
-    x.index_copy_(1, index, rows.to(x.dtype))
+    """Write rows [H, n, ...] to the positions `index` of [H, T, ...]."""
+    x.transpose(0, 1).index_copy_(0, index, rows.transpose(0, 1).to(x.dtype))
 
 
 def merge(total: Tensor, lse: Tensor, out: Tensor, out_lse: Tensor) -> None:

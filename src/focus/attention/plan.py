@@ -25,6 +25,7 @@ from focus.errors import UserError
 
 BAND_ROWS = 2048
 SINK_ROWS = 4096
+SHARED_ROWS = 320
 MAX_GROUPS_IN_BITS = 62
 
 
@@ -38,6 +39,16 @@ class Labels:
 
     def same(self, queries: Tensor, keys: Tensor) -> Tensor:
         return (queries & keys) != 0 if self.bits else queries == keys
+
+    def masked(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """MASKED where `same`, else zero; float32."""
+        shape = torch.broadcast_shapes(queries.shape, keys.shape)
+        mask = torch.empty(shape, dtype=torch.float32, device=queries.device)
+        if self.bits:
+            torch.ne(queries & keys, 0, out=mask)
+        else:
+            torch.eq(queries, keys, out=mask)
+        return mask.mul_(MASKED)
 
 
 @dataclass(frozen=True)
@@ -94,7 +105,7 @@ class Plan:
         if self.labels is not None:
             queries = self.labels.of_query[band.batch, band.positions].view(band.blocks, band.size, 1)
             keys = self.labels.of_key[band.batch, band.keys].unfold(0, band.width, band.size).unsqueeze(1)
-            mask = torch.add(mask, self.labels.same(queries, keys), alpha=MASKED)
+            mask = self.labels.masked(queries, keys).add_(mask)
         if self.blocked is not None:
             blocked = self.blocked[band.batch, band.keys]
             if blocked.any():
@@ -157,8 +168,9 @@ def make_plan(
     banded = [True] * batch
     for segment in segments:
         b = segment.batch
-        missing = len(positions[b]) - len(segment.keys) or int((positions[b] >= offset).sum()) - len(segment.rows)
-        banded[b] = banded[b] and missing > 0
+        rows = int((positions[b] >= offset).sum())
+        if segment.groups == 1 and len(segment.keys) == len(positions[b]) and len(segment.rows) == rows:
+            banded[b] = False
     sink_tokens = None
     if window < farthest - 1 and any(banded):
         sink_tokens = sink_positions(sinks, padding_mask, batch, keys, device)
@@ -221,13 +233,46 @@ def _split_groups(
         label = torch.arange(len(counts), dtype=torch.int32, device=groups.device)
         of_query[batch, order] = label.repeat_interleave(counts)
         of_key[batch, order] = torch.where(spread, label, -1).repeat_interleave(counts)
-        for stop, count, keep in zip(stops.tolist(), counts.tolist(), spread.tolist(), strict=True):
-            if keep:
-                keys = order[stop - count : stop]
-                rows = keys if offset == 0 else keys[keys >= offset]
+        spans = [
+            (stop - count, stop)
+            for stop, count, keep in zip(stops.tolist(), counts.tolist(), spread.tolist(), strict=True)
+            if keep
+        ]
+        if offset or sliding_window is not None:
+            for start, stop in spans:
+                keys = order[start:stop]
+                rows = keys[keys >= offset]
                 if len(rows):
-                    segments.append(Segment(batch, rows, keys, len(rows) == count, sliding_window))
+                    segments.append(Segment(batch, rows, keys, len(rows) == len(keys), sliding_window))
+        else:
+            segments += [_side_by_side(batch, order, some) for some in _alike(spans)]
     return segments, Labels(of_query, of_key, bits=False) if segments else None
+
+
+def _alike(spans: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Runs (start, stop) of about one length, as many at once as fit in SHARED_ROWS."""
+    some: list[tuple[int, int]] = []
+    for start, stop in sorted(spans, key=lambda span: span[0] - span[1]):
+        if some:
+            longest = some[0][1] - some[0][0]
+            if longest - (stop - start) > TILE or (len(some) + 1) * longest > SHARED_ROWS:
+                yield some
+                some = []
+        some.append((start, stop))
+    if some:
+        yield some
+
+
+def _side_by_side(batch: int, order: Tensor, spans: list[tuple[int, int]]) -> Segment:
+    """One segment of whole groups, given where they lie in `order`, the longest first."""
+    if len(spans) == 1:
+        tokens = order[slice(*spans[0])]
+        return Segment(batch, tokens, tokens, True, None)
+    lengths = [stop - start for start, stop in spans]
+    starts, last = (torch.tensor(x, device=order.device).unsqueeze(1) for x in ([a for a, _ in spans], lengths))
+    within = torch.minimum(torch.arange(lengths[0], device=order.device), last - 1)
+    tokens = order[starts + within].flatten()
+    return Segment(batch, tokens, tokens, True, None, tuple(lengths))
 
 
 def _split_classes(

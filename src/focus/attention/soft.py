@@ -170,7 +170,7 @@ def _far(plan: Plan) -> tuple[int, Iterator[Tile]]:
     if count == 0 or reach == 0:
         return shift, iter(())
     tokens = torch.arange(count, device=plan.device)
-    return shift, Segment(0, tokens, tokens, True, reach).tiles()
+    return shift, Segment(0, tokens, tokens, True, reach).tiles(together=False)
 
 
 def _moved(rows: slice, shift: int) -> slice:
