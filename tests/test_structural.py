@@ -1,4 +1,4 @@
-"""Methods that replace attention: the masks of their papers, causal, decodable, trainable; long inputs as short ones."""
+"""Methods that replace attention: their papers' masks, causal, decodable, trainable; long inputs as short ones."""
 
 from dataclasses import replace
 
@@ -9,7 +9,6 @@ from tiny import WINDOW, tiny_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from focus.attention.reference import dense_attention
-from focus.evaluation.perplexity import perplexity
 from focus.method_config import Phase, Training, make_method
 from focus.methods import METHODS, bigbird, routing_transformer, s2, structural, tiled
 from focus.methods.structural import Call
@@ -129,7 +128,7 @@ def test_long_inputs_go_through_tiles(kind):
         long = torch.randn(1, 4, tiled.SHORTEST_TILED + 5, 6)
         call = replace(call, query=long, key=long[:, :2], value=long[:, 2:])
         ours = METHODS[kind].attend(call)
-        assert call.state.backend == "tiles"
+        assert call.state.backend == "tiles/cpu-flash"
         call.state.observed = {}
         torch.testing.assert_close(ours, METHODS[kind].attend(call), atol=1e-5, rtol=0)
 

@@ -108,7 +108,7 @@ def perplexity(
 
 
 def pairs_kept(job: PerplexityJob, method, layers: list[dict[str, float]]) -> dict[str, float]:
-    """Shares of the pairs that attention really reads: counted, or observed by layers that leave pairs out, else all."""
+    """Shares of the pairs that attention really reads: as counted, or as layers observed, else all."""
     counted = method.pairs_kept(job.settings, job.model_settings.window, job.model_settings.context)
     if counted is None and job.attention != "soft" and all("pairs_kept" in layer for layer in layers):
         counted = fmean(layer["pairs_kept"] for layer in layers), fmean(layer["far_pairs_kept"] for layer in layers)

@@ -9,6 +9,8 @@ from focus.method_config import Method
 from focus.methods.structural import Call
 from focus.methods.tiled import Choice, Tiled, Tiles, block_tiles, holds, real_first
 
+SCORES = 1 << 23
+
 
 class BestBlocks(Tiled):
     """A query sees its own block, and of the complete blocks before it those that score best.
@@ -48,8 +50,9 @@ class BestBlocks(Tiled):
     def tiles(self, call: Call, plan: tuple[Tensor, Tensor], rows: slice) -> list[Tiles]:
         """The chosen blocks."""
         order, summaries = plan
-        choice = Choice(self._choose(call, summaries, rows))
-        return [block_tiles(call, rows, choice, order, self.size(call.state.settings))]
+        own, past = self._choose(call, summaries, rows).tensor_split([1], dim=-1)
+        size = self.size(call.state.settings)
+        return [block_tiles(call, rows, choice, order, size) for choice in (Choice(own, beyond=-1), Choice(past))]
 
     @torch.no_grad()
     def _summaries(self, call: Call, order: Tensor) -> Tensor:
@@ -71,9 +74,18 @@ class BestBlocks(Tiled):
         wanted = min(self.count(settings) - 1, past)
         if not wanted:
             return chosen
-        probe, summaries = self.probe(query), summaries[:, :, :past].to(torch.promote_types(query.dtype, torch.float32))
-        grouped = probe.to(summaries.dtype).unflatten(1, (summaries.shape[1], -1))
+        summaries = summaries[:, :, :past].to(torch.promote_types(query.dtype, torch.float32))
+        size = max(SCORES // (past * query.shape[0] * query.shape[1]), 1)
+        best = [
+            self._best(part, summaries, mine, wanted)
+            for part, mine in zip(query.split(size, dim=2), own.split(size, dim=1), strict=True)
+        ]
+        return torch.cat([chosen, torch.cat(best, dim=2)], dim=-1)
+
+    def _best(self, query: Tensor, summaries: Tensor, own: Tensor, count: int) -> Tensor:
+        """int64 [B, H, n, count]: of the blocks before the own ones [B, n] those that score best, -1 for none."""
+        grouped = self.probe(query).to(summaries.dtype).unflatten(1, (summaries.shape[1], -1))
         scores = (grouped @ summaries.unsqueeze(2).transpose(-1, -2)).flatten(1, 2)
-        later = torch.arange(past, device=query.device) >= own.unsqueeze(-1)
-        best = scores.masked_fill(later.unsqueeze(1), -torch.inf).topk(wanted, dim=-1)
-        return torch.cat([chosen, torch.where(best.values > -torch.inf, best.indices, -1)], dim=-1)
+        later = torch.arange(summaries.shape[2], device=query.device) >= own.unsqueeze(-1)
+        best = scores.masked_fill_(later.unsqueeze(1), -torch.inf).topk(count, dim=-1)
+        return torch.where(best.values > -torch.inf, best.indices, -1)

@@ -51,9 +51,11 @@ class BigBird(Tiled):
 
     def tiles(self, call: Call, plan: Tensor, rows: slice) -> list[Tiles]:
         """The window, and the blocks beyond it."""
-        window = call.state.window
-        choice = Choice(_blocks(call, rows), beyond=window)
-        return [band_tiles(call, rows, window), block_tiles(call, rows, choice, plan, call.state.settings.block)]
+        window, settings = call.state.window, call.state.settings
+        shared, drawn = _blocks(call, rows).tensor_split([settings.global_blocks], dim=-1)
+        choices = Choice(shared, beyond=window), Choice(drawn)
+        blocks = [block_tiles(call, rows, choice, plan, settings.block) for choice in choices]
+        return [band_tiles(call, rows, window), *blocks]
 
     def pairs_kept(self, settings: Method, window: int, length: int) -> tuple[float, float]:
         """By counting, position by position: how many blocks are drawn does not depend on the draw."""

@@ -5,12 +5,12 @@ and a query sees, beyond the window, the `cluster_tokens` most recent keys of it
 normalised queries and keys of training by an exponential moving average: online spherical k-means.
 
 Not as in the paper, and why:
-- There a cluster takes the `w` tokens of the sequence that are nearest to it, which balances clusters but looks at later
-  tokens. Here a token joins its nearest cluster, and the most recent members are read: causal, and as bounded.
-- There causal models share queries and keys, and attention is between normalised ones. A pretrained model has separate
-  ones, trained for its own products: both are clustered by the same centroids, and attention keeps its scores.
+- There a cluster takes the `w` tokens of the sequence nearest to it, which balances clusters but looks at later tokens.
+  Here a token joins its nearest cluster, and the most recent members are read: causal, and as bounded.
+- There causal models share queries and keys, and attention is between normalised ones. A pretrained model has its own
+  queries and keys and their scale: both are clustered by the same centroids, and attention keeps its scores.
 - There some heads route and others are local. A pretrained model's heads all need both.
-- The centroid moves towards the normalised mean of its new members, instead of their sum, and is normalised itself.
+- A centroid moves towards the normalised mean of its new members, instead of their sum, and is normalised itself.
 
 Before training, `prepare` fits the centroids to training windows by k-means, layer after layer. A method that does not
 train has random unit centroids. Averages move after an optimiser step, by what the last forward pass of training saw,
@@ -157,7 +157,7 @@ class RoutingTransformer(Tiled):
         blocks = (first // BLOCK).unsqueeze(-1) + torch.arange(touched, device=first.device)
         blocks = torch.where(blocks * BLOCK < last.unsqueeze(-1), blocks, -1)
         blocks = torch.where((last > first).unsqueeze(-1), blocks, -1)
-        choice = Choice(blocks, call.state.window, first, last)
+        choice = Choice(blocks, bounds=(first, last))
         return [band_tiles(call, rows, call.state.window), block_tiles(call, rows, choice, plan.order, BLOCK)]
 
     def prepare(self, model: PreTrainedModel, batches: Iterable[Tensor]) -> None:
