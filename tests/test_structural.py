@@ -5,13 +5,19 @@ from dataclasses import replace
 import pytest
 import structural_oracle
 import torch
-from tiny import WINDOW, tiny_model
+from safetensors.torch import load_file
+from tiny import WINDOW, make_world, row_settings, tiny_model, train_job
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from focus import trainer, training
 from focus.attention.reference import dense_attention
+from focus.config import Perplexity
+from focus.evaluation import perplexity as evaluation
+from focus.jobs import PerplexityJob
 from focus.method_config import Phase, Training, make_method
 from focus.methods import METHODS, bigbird, routing_transformer, s2, structural, tiled
 from focus.methods.structural import Call
+from focus.provenance import read_result
 
 SETTINGS = {
     "longformer": {"global_tokens": 3, "global_stride": 5},
@@ -252,13 +258,53 @@ def test_training_moves_the_weights_and_what_is_saved_comes_back(kind, tmp_path)
     assert torch.equal(logits(restored), logits(model))
 
 
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.setenv("FOCUS_CACHE", str(tmp_path / "cache"))
+    return make_world(tmp_path)
+
+
+def measured(world, settings, weights=None):
+    job = row_settings(settings) | {"attention": "full", "top_k": None, "perplexity": Perplexity(windows=2)}
+    output = world.folder / "row.json"
+    job = PerplexityJob.model_validate(job)
+    evaluation.run(job, model=world.model, corpus=world.corpus, weights=weights, output=output)
+    return read_result(output)["metrics"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_row_reports_the_pairs_its_layers_read(kind):
-    method, model = METHODS[kind], attached(kind)
-    with method.observe(model) as layers:
-        logits(model)
-    if kind not in COUNTED:
-        assert [0 < layer["far_pairs_kept"] < 1 for layer in layers] == [True, True]
+def test_a_row_reports_the_pairs_that_are_read(kind, world):
+    metrics = measured(world, settings_of(kind))
+    assert 0 < metrics["far_pairs_kept"] < metrics["pairs_kept"] < 1
+    assert len(metrics["layers"]) == 2
+    if kind != "longformer":
+        layers = [layer["far_pairs_kept"] for layer in metrics["layers"]]
+        assert metrics["far_pairs_kept"] == pytest.approx(sum(layers) / 2)
+
+
+def test_a_run_interrupted_by_an_error_ends_with_the_same_centroids(world, monkeypatch):
+    phase = Phase(trains="everything", steps=4, learning_rate=1e-3)
+    settings = settings_of("routing_transformer", training=Training(phases=[phase], checkpoint_every=1))
+    job, files = train_job(settings), {"model": world.model, "corpus": world.corpus}
+    whole, cut = world.outputs("whole"), world.outputs("cut")
+    training.run(job, **files, **whole)
+    quick, calls = trainer.mean_loss, iter(range(2))
+
+    def failing(*arguments):
+        if next(calls, None) is None:
+            raise KeyboardInterrupt
+        return quick(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "mean_loss", failing)
+        with pytest.raises(KeyboardInterrupt):
+            training.run(job, **files, **cut)
+    training.run(job, **files, **cut)
+    ours, expected = (load_file(outputs["weights"] / "base.safetensors") for outputs in (cut, whole))
+    assert sum("centroids" in name for name in ours) == 2
+    assert all(torch.equal(ours[name], expected[name]) for name in expected)
+    untrained = measured(world, settings_of("routing_transformer"))
+    assert measured(world, settings, whole["weights"])["perplexity"] < untrained["perplexity"]
 
 
 def test_a_longer_text_only_adds_rows_to_random_blocks():
@@ -315,7 +361,7 @@ def test_centroids_move_once_a_step_and_only_in_training():
         assert torch.equal(centroids(model), start)
         model.train()
         if checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
+            model.activation_checkpointing_enable({"use_reentrant": False})
         model(TOKENS, labels=TOKENS, use_cache=False).loss.backward()
         assert torch.equal(centroids(model), start)
         method.after_step(model)

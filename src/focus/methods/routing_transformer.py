@@ -50,7 +50,13 @@ class Clusters(LayerState):
         heads = x.shape[1]
         centroids = self.centroids.unflatten(0, (heads, -1)).flatten(1, 2)
         products = x.float() @ centroids.transpose(1, 2)
-        return products.unflatten(3, (-1, self.settings.clusters)).argmax(dim=-1).transpose(2, 3).flatten(1, 2)
+        return (
+            products.unflatten(3, (-1, self.settings.clusters))
+            .argmax(dim=-1)
+            .transpose(2, 3)
+            .flatten(1, 2)
+            .contiguous()
+        )
 
     @torch.no_grad()
     def fit(self, call: Call) -> None:
@@ -144,7 +150,7 @@ class RoutingTransformer(Tiled):
         if call.padding_mask is not None:
             cluster = cluster.masked_fill(~call.padding_mask.unsqueeze(1), state.settings.clusters)
         ranked = (cluster * step + torch.arange(keys, device=device)).sort(dim=-1).values
-        start = (state.nearest(call.query) * step).contiguous()
+        start = state.nearest(call.query) * step
         beyond = (torch.arange(call.offset, keys, device=device) - state.window).clamp(min=0)
         last = torch.searchsorted(ranked, start + beyond)
         first = torch.maximum(torch.searchsorted(ranked, start), last - state.settings.cluster_tokens)
