@@ -8,7 +8,8 @@ Not as in the paper, and why:
 - There a cluster takes the `w` tokens of the sequence nearest to it, which balances clusters but looks at later tokens.
   Here a token joins its nearest cluster, and the most recent members are read: causal, and as bounded.
 - There causal models share queries and keys, and attention is between normalised ones. A pretrained model has its own
-  queries and keys and their scale: both are clustered by the same centroids, and attention keeps its scores.
+  queries and keys and their scale: both are clustered by the same centroids, and attention keeps its scores. They lie
+  apart, so that many queries find few keys or none in their cluster: the share of far pairs kept tells.
 - There some heads route and others are local. A pretrained model's heads all need both.
 - A centroid moves towards the normalised mean of its new members, instead of their sum, and is normalised itself.
 

@@ -8,7 +8,8 @@ tiles, but no pair in two: the tiles' results are merged by log-sum-exp, forward
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -72,15 +73,15 @@ class Tiled(Masked):
             return super().attend(call)
         plan, pieces = self.plan(call), choose_pieces(call.query, call.value, scale=call.scale, softcap=call.softcap)
         call.state.backend = f"tiles/{pieces.name}"
-        return _Attention.apply(
-            call.query, call.key, call.value, lambda rows: self.tiles(call, plan, rows), _blocks_of(length), pieces
-        )
+        rest = replace(call, query=None, key=None, value=None)
+        return _Attention.apply(call.query, call.key, call.value, rest, partial(self.tiles, plan=plan), pieces)
 
 
 class _Attention(torch.autograd.Function):
-    """Attention over the pairs of the tiles that `tiles` makes for some queries: [B, H, Tq, D].
+    """Attention over the pairs of the tiles that `tiles` makes for some queries of a call: [B, H, Tq, D].
 
-    Zero for a query without any pair. Pieces are computed in float32 at least.
+    `rest` is the call without its tensors, which are saved for the backward pass, where the tiles are made again. Zero
+    for a query without any pair. Pieces are computed in float32 at least.
     """
 
     @staticmethod
@@ -89,18 +90,19 @@ class _Attention(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        tiles: Callable[[slice], list[Tiles]],
-        blocks: list[slice],
+        rest: Call,
+        tiles: Callable[..., list[Tiles]],
         pieces: Pieces,
     ) -> Tensor:
         high, work = torch.promote_types(query.dtype, torch.float32), pieces.working_dtype(query.dtype)
+        call = replace(rest, query=query, key=key, value=value)
         keys, values = (x.reshape(-1, x.shape[3]) for x in (key, value))
         outputs, norms = [], []
-        for rows in blocks:
+        for rows in _blocks_of(query.shape[2]):
             queries = _with_spare(query[:, :, rows])
             total = queries.new_zeros(len(queries), value.shape[3], dtype=high)
             lse = queries.new_full((len(queries),), NOTHING, dtype=high)
-            for tile in (part for whole in tiles(rows) for part in whole.parts()):
+            for tile in (part for whole in tiles(call, rows=rows) for part in whole.parts()):
                 out, out_lse = pieces.forward(
                     *(
                         _taken(x, index).to(work)
@@ -115,21 +117,22 @@ class _Attention(torch.autograd.Function):
             norms.append(lse.masked_fill(empty, 0.0)[:-1].reshape(shape))
         out, lse = torch.cat(outputs, dim=2).to(query.dtype), torch.cat(norms, dim=2)
         ctx.save_for_backward(query, key, value, out, lse)
-        ctx.tiles, ctx.blocks, ctx.pieces = tiles, blocks, pieces
+        ctx.rest, ctx.tiles, ctx.pieces = rest, tiles, pieces
         return out
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         query, key, value, out, lse = ctx.saved_tensors
+        call = replace(ctx.rest, query=query, key=key, value=value)
         work, high = ctx.pieces.working_dtype(query.dtype), lse.dtype
         keys, values = (x.reshape(-1, x.shape[3]) for x in (key, value))
         grad_keys, grad_values = (torch.zeros_like(x, dtype=high) for x in (keys, values))
         grad_query = []
-        for rows in ctx.blocks:
+        for rows in _blocks_of(query.shape[2]):
             queries, grads, outs = (_with_spare(x[:, :, rows]) for x in (query, grad, out))
             norms = _with_spare(lse[:, :, rows].unsqueeze(3)).squeeze(1)
             grad_queries = torch.zeros_like(queries, dtype=high)
-            for tile in (part for whole in ctx.tiles(rows) for part in whole.parts()):
+            for tile in (part for whole in ctx.tiles(call, rows=rows) for part in whole.parts()):
                 index, of_keys = tile.queries, tile.keys.flatten()
                 q, g, o = (_taken(x, index).to(work) for x in (queries, grads, outs))
                 k, v = (_taken(x, tile.keys).to(work) for x in (keys, values))
