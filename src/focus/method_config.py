@@ -154,8 +154,68 @@ class LoraSettings(_Method):
     )
 
 
+class LongformerSettings(_Method):
+    """The window and a fixed number of global tokens (Longformer, arXiv 2004.05150)."""
+
+    kind: Literal["longformer"] = Field(description="the method file")
+    global_tokens: NonNegative = Field(16, description="tokens that read all before them and that all after them read")
+    global_stride: Count = Field(32, description="one in so many tokens is global, from the first; 1 means sinks")
+
+
+class BigBirdSettings(_Method):
+    """The window, global blocks and random blocks (BigBird, arXiv 2007.14062)."""
+
+    kind: Literal["bigbird"] = Field(description="the method file")
+    block: Count = Field(64, description="tokens in a block of queries or keys")
+    random_blocks: NonNegative = Field(3, description="past blocks drawn for each block of queries, head and layer")
+    global_blocks: NonNegative = Field(1, description="first blocks, which every query may see")
+
+
+class RoutingTransformerSettings(_Method):
+    """The window and tokens of the same online k-means cluster (Routing Transformer, arXiv 2003.05997)."""
+
+    kind: Literal["routing_transformer"] = Field(description="the method file")
+    clusters: Count = Field(16, description="centroids of a head")
+    cluster_tokens: Count = Field(64, description="most recent far members of its cluster that a query sees")
+    decay: float = Field(0.999, ge=0, lt=1, description="share of the old centroids kept at each training step")
+
+
+class S2Settings(_Method):
+    """The window, and of the rest another shard for each head (S2-Attention, arXiv 2407.17678)."""
+
+    kind: Literal["s2"] = Field(description="the method file")
+    stride: Count = Field(4, description="shards the context is dealt into; heads take them in turn")
+    block: Count = Field(64, description="tokens dealt at a time")
+
+
+class MobaSettings(_Method):
+    """Its own block and those with the best mean key (MoBA, arXiv 2502.13189)."""
+
+    kind: Literal["moba"] = Field(description="the method file")
+    block: Count = Field(512, description="keys in a block")
+    top_k: Count = Field(3, description="blocks a query reads, its own among them")
+
+
+class QuestSettings(_Method):
+    """Its own page and those whose keys can score highest (Quest, arXiv 2406.10774)."""
+
+    kind: Literal["quest"] = Field(description="the method file")
+    page: Count = Field(16, description="keys in a page")
+    pages: Count = Field(16, description="pages a query reads, its own among them")
+
+
 Method = Annotated[
-    PretrainedSettings | FullFinetuningSettings | WindowSettings | FocusSettings | LoraSettings,
+    PretrainedSettings
+    | FullFinetuningSettings
+    | WindowSettings
+    | FocusSettings
+    | LoraSettings
+    | LongformerSettings
+    | BigBirdSettings
+    | RoutingTransformerSettings
+    | S2Settings
+    | MobaSettings
+    | QuestSettings,
     Field(discriminator="kind"),
 ]
 METHOD: TypeAdapter[Method] = TypeAdapter(Method)

@@ -109,7 +109,7 @@ class Structural(MethodKind):
             head_dim = getattr(layer, "head_dim", None) or layer.config.hidden_size // heads
             shape = {"heads": heads, "head_dim": head_dim}
             layer.structural = self.layer_state(settings, window=window, **shape, generator=generator)
-            layer.structural.to(next(layer.parameters()).device)
+            layer.structural.to(next(layer.parameters()).device).train(layer.training)
         AttentionInterface.register(self.name, self._attention)
         AttentionMaskInterface.register(self.name, mask_function)
         model.set_attn_implementation(self.name)
