@@ -168,7 +168,7 @@ def test_printed_rows_are_known_or_refused():
 
 
 def test_tables_figures_and_claims_need_no_model():
-    imports = "import sys, focus.paper.tables, focus.paper.figures, focus.paper.claims"
+    imports = "import sys, focus.paper.tables, focus.paper.figures, focus.paper.dominance, focus.paper.claims"
     check = f"{imports}; sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 

@@ -126,6 +126,10 @@ class Exhibit(Strict):
         min_length=1, description="one row of the table, or one point of the figure, which needs a pretrained one"
     )
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
+    shows: Literal["quality", "dominance"] = Field(
+        "quality",
+        description="figures only: perplexity against pairs kept, or the largest group over the steps of training",
+    )
 
 
 class ModelShape(Strict):
@@ -199,10 +203,26 @@ class Experiment(Strict):
                 for number, row in enumerate(exhibit.rows):
                     self._check_row(row, f"{kind}.{key}.rows.{number}")
                 self._check_dtypes(exhibit)
+        for key, exhibit in self.tables.items():
+            if exhibit.shows != "quality":
+                raise ValueError(
+                    f"tables.{key}.shows: expected quality, since only figures differ, got {exhibit.shows}"
+                )
         for key, exhibit in self.figures.items():
-            if all(self.methods[row.method].kind != "pretrained" for row in exhibit.rows):
+            if exhibit.shows == "dominance":
+                self._check_probes(exhibit, f"figures.{key}")
+            elif all(self.methods[row.method].kind != "pretrained" for row in exhibit.rows):
                 raise ValueError(f"figures.{key}.rows: expected a row of kind pretrained to measure against, got none")
         return self
+
+    def _check_probes(self, exhibit: Exhibit, where: str) -> None:
+        for number, row in enumerate(exhibit.rows):
+            method = self.methods[row.method]
+            if method.kind != "focus" or not method.training.probe_every:
+                raise ValueError(
+                    f"{where}.rows.{number}.method: expected one of kind focus with training.probe_every above 0, "
+                    f"got {row.method}"
+                )
 
     def _check_dtypes(self, exhibit: Exhibit) -> None:
         trained = [row.method for row in exhibit.rows if self.methods[row.method].trains_everything]

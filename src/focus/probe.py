@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 COLLAPSED = 0.9
 """Dominance above which groups count as collapsed. With nine tokens of ten in one group at least 0.81 of the far pairs
@@ -25,7 +26,7 @@ def look(now: Tensor, before: Tensor, *, steps: int, ends_phase: bool) -> dict:
     """
     layers = [
         {
-            "dominance": torch.bincount(layer.flatten()).max().item() / layer.numel(),
+            "dominance": layer.flatten().bincount().max().item() / layer.numel(),
             "stability": (layer == earlier).double().mean().item(),
         }
         for layer, earlier in zip(now, before, strict=True)
