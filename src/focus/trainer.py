@@ -165,9 +165,9 @@ def _step(
                 loss = mean_loss(model, batch)
             total += loss.item() / training.accumulation
             _check_finite("loss", total, state, phase)
-            added = sum(term.to(loss.device) for term in terms)
-            extra += float(added) / training.accumulation
-            ((loss + added) / training.accumulation).backward()
+            extra += sum(term.item() for term in terms) / training.accumulation
+            loss = loss + sum(term.to(loss.device) for term in terms)
+            (loss / training.accumulation).backward()
         layers = [{key: layer[key] for key in LAYER_STATISTICS if key in layer} for layer in watched]
     norm = torch.nn.utils.clip_grad_norm_(parameters, training.clip).item()
     _check_finite("gradient norm", norm, state, phase)
