@@ -158,7 +158,9 @@ def _footnote(found: Sequence[Line], exhibit: Exhibit, experiment: Experiment, w
         f"Scale {experiment.scale}, text {exhibit.corpus}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
         f"{' (bands: lowest and highest)' if len(seeds) > 1 else ''}.",
         f"Mean over layers, on the same {' or '.join(map(str, windows))} training windows at every look.",
-        "Vertical lines: a phase begins that trains what stands beside it.",
+        "Vertical lines: a phase begins that trains what stands beside it."
+        if any(line.phases for line in found)
+        else "",
         "Grey: the same balance with every path open." if any(line.isolates for line in found) else "",
         f"Not run: {', '.join(missing)}." if missing else "",
     ]
