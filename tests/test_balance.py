@@ -1,5 +1,6 @@
 """The ways to keep groups even do what they say and survive interruptions; the probe that watches them counts right."""
 
+import copy
 import json
 import math
 
@@ -310,6 +311,36 @@ def test_the_log_keeps_the_auxiliary_loss_apart(world):
     assert extra["softmax"] is None and 0 < extra["entropy"] < 2 * (0.01 * 3 + 0.01 * math.log(4))
 
 
+def test_a_step_follows_the_gradient_of_both_losses(world, monkeypatch):
+    quick, started = trainer.mean_loss, []
+
+    def remember(model, batch):
+        started.append((copy.deepcopy(model) if not started else None, batch))
+        return quick(model, batch)
+
+    monkeypatch.setattr(trainer, "mean_loss", remember)
+    settings = {"balance": "entropy", "balance_weight": 0.5, "entropy_weight": 0.25, "top_k": 1}
+    job = train_job(focus_method([EVERYTHING], settings, accumulation=2))
+    first = json.loads(run(world, job, "run")["log"].read_text().splitlines()[0])
+    model = started[0][0]
+    total = added = 0
+    for _, batch in started[:2]:
+        assignments = []
+        handles = [
+            router.register_forward_hook(lambda *call, to=assignments: to.append(call[2]))
+            for router in adapter.routers(model)
+        ]
+        total += model(batch, labels=batch).loss / 2
+        added += sum(routing.balance_loss(each) + routing.entropy_gap(each) / 2 for each in assignments) / 4
+        for handle in handles:
+            handle.remove()
+    (total + added).backward()
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    assert first["loss"] == pytest.approx(total.item(), rel=1e-5)
+    assert first["auxiliary_loss"] == pytest.approx(added.item(), rel=1e-4)
+    assert first["gradient_norm"] == pytest.approx(norm.item(), rel=1e-3)
+
+
 @given(st.integers(1, 3), st.integers(1, 8), st.data())
 def test_dominance_and_stability_count_tokens(layers, tokens, data):
     groups = st.lists(st.integers(0, 3), min_size=2 * tokens, max_size=2 * tokens)
@@ -356,6 +387,17 @@ def test_a_probe_looks_at_the_right_steps_and_changes_no_weight(world):
     plain, _, without = numbers(run(world, probed(), "plain"))
     assert plain == weights
     assert without.keys() == metrics.keys() - {"dominance", "stability", "collapse_step", "phases"}
+
+
+def test_stability_is_since_the_look_before(world, monkeypatch):
+    first, second = torch.zeros(2, 1, 4), torch.tensor([0.0, 0, 1, 1]).expand(2, 1, 4)
+    looks = iter([first, second, second, first, first])
+    monkeypatch.setattr(type(METHODS["focus"]), "groups", lambda *_: next(looks).long())
+    _, log, _ = numbers(run(world, probed(probe_every=3, probe_windows=1), "scripted"))
+    layers = [line["probe"]["layers"] for line in log if "probe" in line]
+    assert [[layer["stability"] for layer in look] for look in layers] == [[0.5] * 2, [1.0] * 2, [0.5] * 2, [1.0] * 2]
+    assert [look[0]["dominance"] for look in layers] == [0.5, 0.5, 1.0, 1.0]
+    assert next(looks, None) is None
 
 
 def test_a_probe_sees_the_groups_that_hard_attention_forms():
