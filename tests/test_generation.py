@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from test_adapter import FAMILIES, SMALL, logits, padding, positions, tiny, tokens
+from test_adapter import FAMILIES, PER_TOKEN, SMALL, logits, padding, positions, tiny, tokens
 from test_attention import DEVICES
 from transformers import DynamicCache, StaticCache
 
@@ -51,6 +51,16 @@ def test_cached_decoding_equals_the_full_forward(family, side, attention, balanc
     real = slice(None) if mask is None else mask
     torch.testing.assert_close(by_one[real], full[real], **CLOSE)
     torch.testing.assert_close(in_pieces[real], full[real], **CLOSE)
+
+
+@pytest.mark.parametrize("balance", PER_TOKEN)
+def test_every_balance_of_single_tokens_decodes(balance):
+    model, ids = composed("gpt2", balance=balance), tokens()
+    with torch.no_grad():
+        for router in routers(model):
+            router.potentials.copy_(torch.linspace(-1, 1, 4))
+    by_one, _ = stepwise(model, ids, list(range(10, 24)))
+    torch.testing.assert_close(by_one, logits(model, ids), **CLOSE)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -1,5 +1,7 @@
 """Every method offers the protocol; the window is exact; what is saved comes back."""
 
+from typing import get_args
+
 import pytest
 import torch
 from tiny import WINDOW, focus_method, tiny_model
@@ -7,7 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from focus.attention.reference import causal_pairs, near_pairs, sink_keys
 from focus.errors import UserError
-from focus.method_config import KINDS, Phase, Training, make_method
+from focus.method_config import KINDS, Balance, Phase, Training, make_method
 from focus.methods import METHODS
 
 TOKENS = torch.arange(40)[None] * 7 % 250
@@ -91,8 +93,9 @@ def test_pairs_kept_are_those_of_the_mask(window, sinks, length):
 
 
 def test_only_sinkhorn_cannot_decode():
-    assert METHODS["focus"].decodes(SETTINGS["focus"])
-    assert not METHODS["focus"].decodes(focus_method([EVERYTHING], {"balance": "sinkhorn"}))
+    for balance in get_args(Balance):
+        method = focus_method([EVERYTHING], {"balance": balance})
+        assert METHODS["focus"].decodes(method) == (balance != "sinkhorn")
 
 
 @pytest.mark.parametrize("kind", ["full_finetuning", "focus"])

@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 from focus.errors import UserError
 from focus.method_config import Attention, FocusConfig
 from focus.provenance import write_atomically
-from focus.router import IMPLEMENTATION, Router
+from focus.router import IMPLEMENTATION, Router, Seen
 
 ADAPTER_VERSION = 1
 SETTINGS, TENSORS = "focus.json", "focus.safetensors"
@@ -154,6 +154,57 @@ def calibrate(model: PreTrainedModel, batches: Iterable[Tensor]) -> None:
         switch(model, attention, top_k)
 
 
+@contextmanager
+def auxiliary(model: PreTrainedModel) -> Iterator[list[Tensor]]:
+    """Around the forward of a training step: gives, once the context is left, each layer's loss on uneven groups.
+
+    Keeps what ema and recluster need, too. What runs outside, such as the recomputing of activation checkpointing
+    (which must be the non-reentrant one), neither adds a loss nor is kept.
+    """
+    terms: list[Tensor] = []
+    with _watching(model) as layers:
+        yield terms
+    for router, seen in zip(routers(model), layers, strict=True):
+        for each in seen:
+            router.gather(each)
+            term = router.imbalance(each)
+            terms += [] if term is None else [term]
+
+
+@torch.no_grad()
+def groups(model: PreTrainedModel, tokens: Tensor) -> Tensor:
+    """Each token's largest group in every layer, in evaluation mode: input ids [B, T] -> int64 [L, B, T]."""
+    training = model.training
+    if _composition(model).attention == "full":
+        raise UserError("attention: expected soft or hard to look at groups, got full")
+    model.eval()
+    try:
+        with _watching(model) as layers:
+            model.base_model(input_ids=tokens.to(model.device), use_cache=False)
+    finally:
+        model.train(training)
+    return torch.stack([seen[-1].assignment.argmax(dim=-1).cpu() for seen in layers])
+
+
+@contextmanager
+def _watching(model: PreTrainedModel) -> Iterator[list[list[Seen]]]:
+    """Within the context every forward appends what it did to its layer's list."""
+    watched = routers(model)
+    for router in watched:
+        router.seen = []
+    try:
+        yield [router.seen for router in watched]
+    finally:
+        for router in watched:
+            router.seen = None
+
+
+def move_centroids(model: PreTrainedModel) -> None:
+    """After a training step: what balance ema and recluster do to the centroids. Does nothing for other balances."""
+    for router in routers(model):
+        router.move_centroids()
+
+
 def update_potentials(model: PreTrainedModel) -> None:
     """After a training step: move each layer's potentials towards what the last training forward saw.
 
@@ -191,9 +242,8 @@ def load(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     layers = [layer for layer in model.modules() if _is_causal_self_attention(layer)]
     shapes = {}
     for number, layer in enumerate(layers):
-        shapes[f"layers.{number}.projection"] = (config.routing_dim, layer.config.hidden_size)
-        shapes[f"layers.{number}.centroids"] = (config.groups, config.routing_dim)
-        shapes[f"layers.{number}.potentials"] = (config.groups,)
+        expected = Router(config, layer.config.hidden_size, torch.Generator()).state_dict()
+        shapes |= {f"layers.{number}.{name}": tensor.shape for name, tensor in expected.items()}
     for name in sorted(shapes.keys() | tensors.keys()):
         expected = list(shapes[name]) if name in shapes else "no such tensor"
         got = list(tensors[name].shape) if name in tensors else "none"

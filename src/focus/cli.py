@@ -180,12 +180,14 @@ def table(name: str, scale: Scale, results: Results, output: Prefix) -> None:
 
 @app.command()
 def figure(name: str, scale: Scale, results: Results, output: Prefix) -> None:
-    """Write a figure as PDF and PNG from result files."""
+    """Write a figure as PDF and PNG from result files or training logs."""
     from focus.config import Experiment
-    from focus.paper import figures
+    from focus.paper import dominance, figures
 
     experiment = Experiment.model_validate_json(scale)
-    figures.write(name, experiment.figures[name], experiment, results, output)
+    exhibit = experiment.figures[name]
+    draw = {"quality": figures.write, "dominance": dominance.write}[exhibit.shows]
+    draw(name, exhibit, experiment, results, output)
 
 
 @app.command()

@@ -150,6 +150,10 @@ class Exhibit(Strict):
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
     tasks: dict[Task, Count] | None = Field(None, description="items of further tasks of these rows, with downstream")
     generation: bool = Field(False, description="whether the rows also write answers")
+    shows: Literal["quality", "dominance"] = Field(
+        "quality",
+        description="figures only: perplexity against pairs kept, or the largest group over the steps of training",
+    )
 
 
 class ModelShape(Strict):
@@ -239,8 +243,15 @@ class Experiment(Strict):
                 for number, row in enumerate(exhibit.rows):
                     self._check_row(row, f"{kind}.{key}.rows.{number}")
                 self._check_dtypes(exhibit)
+        for key, exhibit in self.tables.items():
+            if exhibit.shows != "quality":
+                raise ValueError(
+                    f"tables.{key}.shows: expected quality, since only figures differ, got {exhibit.shows}"
+                )
         for key, exhibit in self.figures.items():
-            if all(self.methods[row.method].kind != "pretrained" for row in exhibit.rows):
+            if exhibit.shows == "dominance":
+                self._check_probes(exhibit, f"figures.{key}")
+            elif all(self.methods[row.method].kind != "pretrained" for row in exhibit.rows):
                 raise ValueError(f"figures.{key}.rows: expected a row of kind pretrained to measure against, got none")
         if self.groups is not None:
             self._check_groups(self.groups)
@@ -257,6 +268,15 @@ class Experiment(Strict):
                 f"groups.passage_tokens: expected at most the context of {groups.model} ({context}), "
                 f"got {groups.passage_tokens}"
             )
+
+    def _check_probes(self, exhibit: Exhibit, where: str) -> None:
+        for number, row in enumerate(exhibit.rows):
+            method = self.methods[row.method]
+            if method.kind != "focus" or not method.training.probe_every:
+                raise ValueError(
+                    f"{where}.rows.{number}.method: expected one of kind focus with training.probe_every above 0, "
+                    f"got {row.method}"
+                )
 
     def _check_dtypes(self, exhibit: Exhibit) -> None:
         trained = [row.method for row in exhibit.rows if self.methods[row.method].trains_everything]

@@ -10,7 +10,7 @@ from focus.strict import Count, Distinct, NonNegative, Positive, Strict
 
 Attention = Literal["full", "soft", "hard"]
 Gate = Literal["printed", "centred", "log_sigmoid", "exponential"]
-Balance = Literal["sinkhorn", "potentials", "softmax"]
+Balance = Literal["sinkhorn", "potentials", "softmax", "entropy", "stop_gradient", "ema", "recluster"]
 
 
 class FocusConfig(Strict):
@@ -31,7 +31,27 @@ class FocusConfig(Strict):
     steepness: Positive = Field(10.0, description="lam of Eq. 2; the paper gives no value")
     balance: Balance = Field(
         "potentials",
-        description="what keeps groups even: the paper's sinkhorn (sees the future), frozen potentials, or nothing",
+        description="what keeps groups even: the paper's sinkhorn (sees the future), frozen potentials, nothing "
+        "(softmax), losses on uneven groups (entropy), those on a router that reads detached inputs (stop_gradient), "
+        "centroids that are moving averages (ema), or k-means now and then (recluster)",
+    )
+    balance_weight: float = Field(
+        0.01, ge=0, description="of the Switch balance loss, summed over layers (balance: entropy, stop_gradient)"
+    )
+    entropy_weight: float = Field(
+        0.01,
+        ge=0,
+        description="of what the mean assignment's entropy lacks, summed over layers (balance: entropy, stop_gradient)",
+    )
+    ema_momentum: float = Field(
+        0.99, ge=0, lt=1, description="share of the old centroids and projection kept at each step (balance: ema)"
+    )
+    recluster_every: Count = Field(100, description="steps between two runs of k-means (balance: recluster)")
+    frozen: list[Literal["centroids", "projection"]] = Field(
+        [], description="what of the router gets no gradient and stays as it was initialised"
+    )
+    detach_inputs: bool = Field(
+        False, description="whether the router's gradient stops at its inputs and never reaches the layers below"
     )
     potential_momentum: float = Field(
         0.9, ge=0, lt=1, description="share of the old potentials kept at each training step"
@@ -44,7 +64,14 @@ class FocusConfig(Strict):
     def _consistent(self) -> FocusConfig:
         if self.top_k > self.groups:
             raise ValueError(f"top_k must be at most groups ({self.groups}), got {self.top_k}")
+        if "centroids" in self.frozen and self.balance in ("ema", "recluster"):
+            raise ValueError(f"frozen must leave out centroids, which balance {self.balance} moves, got {self.frozen}")
         return self
+
+    @property
+    def learnt(self) -> set[str]:
+        """Which of "centroids" and "projection" gradients move."""
+        return {"centroids", "projection"} - set(self.frozen) - ({"centroids"} if self.balance == "ema" else set())
 
     @classmethod
     def paper(cls, **overrides) -> FocusConfig:
@@ -78,6 +105,11 @@ class Training(Strict):
         4, description="training windows that set the potentials before the first step (balance: potentials)"
     )
     checkpoint_every: Count = Field(20, description="steps between checkpoints, from which a killed run resumes")
+    probe_every: NonNegative = Field(
+        0,
+        description="steps between looks at the groups of the same few windows, also after each phase; 0 means never",
+    )
+    probe_windows: Count = Field(4, description="first training windows, whose groups are looked at")
 
 
 class _Method(Strict):
@@ -139,6 +171,13 @@ class FocusSettings(_Method):
     NEEDS_TRAINING: ClassVar[bool] = True
     kind: Literal["focus"] = Field(description="the method file")
     adapter: FocusConfig = Field(description="its window comes from the method or the model")
+
+    @model_validator(mode="after")
+    def _learns(self) -> FocusSettings:
+        centroids = self.training is not None and any(phase.trains == "centroids" for phase in self.training.phases)
+        if centroids and not self.adapter.learnt:
+            raise ValueError("adapter.frozen: expected something that a phase of centroids can train, got nothing")
+        return self
 
 
 class LoraSettings(_Method):

@@ -6,8 +6,11 @@ attention module passes them (and the cache, if any) to the module's router just
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers import AttentionInterface, AttentionMaskInterface, Cache
 
 from focus import routing
@@ -22,10 +25,21 @@ from focus.method_config import Attention, FocusConfig
 IMPLEMENTATION = "focus"
 
 
+class Seen(NamedTuple):
+    """What a router did in one forward: assignment [B, T, K], padding_mask bool [B, T] or None, and the directions of
+    the routing vectors [B, T, d_g] without gradients where the balance moves centroids towards them."""
+
+    assignment: Tensor
+    padding_mask: Tensor | None
+    vectors: Tensor | None
+
+
 class Router(nn.Module):
     """Assigns the tokens of one layer to groups and attends accordingly.
 
-    Parameters projection [d_g, d] and centroids [K, d_g] and the buffer potentials [K] are float32 whatever the model.
+    projection [d_g, d], centroids [K, d_g] and potentials [K] are float32 whatever the model; those that gradients move
+    are parameters, the others buffers. Of balance ema there is also projection_average [d_g, d], of recluster the
+    number of steps taken.
     """
 
     def __init__(self, config: FocusConfig, width: int, generator: torch.Generator):
@@ -34,21 +48,47 @@ class Router(nn.Module):
         deviation = config.projection_std or width**-0.5
         projection = torch.randn(config.routing_dim, width, generator=generator) * deviation
         centroids = torch.randn(config.groups, config.routing_dim, generator=generator) * config.centroid_std
-        self.projection = nn.Parameter(projection)
-        self.centroids = nn.Parameter(centroids)
+        for name, tensor in (("projection", projection), ("centroids", centroids)):
+            if name in config.learnt:
+                self.register_parameter(name, nn.Parameter(tensor))
+            else:
+                self.register_buffer(name, tensor)
         self.register_buffer("potentials", torch.zeros(config.groups))
+        if config.balance == "ema":
+            self.register_buffer("projection_average", projection.clone())
+        if config.balance == "recluster":
+            self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
         self.attention: Attention = "hard"
         self.top_k = config.top_k
         self.observed: dict[str, float] | None = None
         self.backend: str | None = None  # of the last hard attention
         self.calibration: list[Tensor] | None = None
+        self.seen: list[Seen] | None = None
+        self.step_vectors: list[tuple[Tensor, Tensor]] = []
         self._received: tuple[Tensor, Cache | None] | None = None
         self._trained_on: tuple[Tensor, Tensor | None] | None = None
 
     def forward(self, hidden: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Soft assignment: hidden [B, T, d], padding_mask bool [B, T] -> float32 [B, T, K], rows sum to 1."""
+        hidden = hidden.to(self.centroids.device)
+        if self.config.detach_inputs or self.config.balance == "stop_gradient":
+            hidden = hidden.detach()
+        projection = self._projection()
+        assignment = self._assign(routing.scores(hidden, projection, self.centroids), padding_mask)
+        if self.seen is not None:
+            moves = self.config.balance in ("ema", "recluster")
+            vectors = routing.vectors(hidden.detach(), projection.detach()) if moves else None
+            self.seen.append(Seen(assignment, padding_mask, vectors))
+        return assignment
+
+    def _projection(self) -> Tensor:
+        """The projection in use: for balance ema its moving average, with the gradient of the moving one."""
+        if self.config.balance != "ema":
+            return self.projection
+        return self.projection_average + (self.projection - self.projection.detach())
+
+    def _assign(self, scores: Tensor, padding_mask: Tensor | None) -> Tensor:
         config = self.config
-        scores = routing.scores(hidden.to(self.projection.device), self.projection, self.centroids)
         if config.balance == "sinkhorn":
             return routing.sinkhorn(
                 scores,
@@ -56,7 +96,7 @@ class Router(nn.Module):
                 iterations=config.sinkhorn_iterations,
                 padding_mask=padding_mask,
             )
-        if config.balance == "softmax":
+        if config.balance != "potentials":
             return routing.assign(scores, temperature=config.temperature)
         if self.calibration is not None:
             potentials = self._columns(scores, padding_mask)
@@ -73,6 +113,46 @@ class Router(nn.Module):
             target = self._columns(*self._trained_on).mean(dim=0)
             self.potentials.lerp_(target, 1 - self.config.potential_momentum)
             self._trained_on = None
+
+    def imbalance(self, seen: Seen) -> Tensor | None:
+        """The weighted losses on uneven groups, a scalar with gradients; None for a balance without any."""
+        config = self.config
+        if config.balance not in ("entropy", "stop_gradient"):
+            return None
+        return config.balance_weight * routing.balance_loss(
+            seen.assignment, seen.padding_mask
+        ) + config.entropy_weight * routing.entropy_gap(seen.assignment, seen.padding_mask)
+
+    def gather(self, seen: Seen) -> None:
+        """Keep what a training forward saw until `move_centroids`."""
+        if seen.vectors is not None:
+            real = ... if seen.padding_mask is None else seen.padding_mask
+            groups = seen.assignment.detach().argmax(dim=-1)
+            self.step_vectors.append((seen.vectors[real].flatten(0, -2), groups[real].flatten()))
+
+    @torch.no_grad()
+    def move_centroids(self) -> None:
+        """After an optimiser step: balance ema lets the centroids follow the mean routing vector of their tokens (as in
+        VQ-VAE, arXiv 1711.00937, app. A.1) and the projection in use follow the trained one; every `recluster_every`
+        steps balance recluster puts k-means of the step's routing vectors in the centroids' place.
+
+        Scores are dot products, so both work on directions, as Routing Transformer's k-means does (arXiv 2003.05997),
+        and keep every centroid as long as an initial one is on average.
+        """
+        config = self.config
+        length = config.centroid_std * config.routing_dim**0.5
+        parts, self.step_vectors = self.step_vectors, []
+        if config.balance == "recluster":
+            self.steps += 1
+            if parts and self.steps % config.recluster_every == 0:
+                vectors = torch.cat([part[0] for part in parts])
+                self.centroids.copy_(length * routing.spherical_kmeans(vectors, config.groups))
+        elif config.balance == "ema" and parts:
+            vectors, groups = (torch.cat(each) for each in zip(*parts, strict=True))
+            target = routing.mean_directions(vectors, groups, self.centroids)
+            moved = torch.lerp(target, functional.normalize(self.centroids, dim=-1), config.ema_momentum)
+            self.centroids.copy_(length * functional.normalize(moved, dim=-1))
+            self.projection_average.lerp_(self.projection, 1 - config.ema_momentum)
 
     def receive(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """Pre-hook of the attention module: keep its hidden states and its cache for `attend`."""

@@ -6,8 +6,11 @@ float64 scores) whatever the model's dtype, and autocast never applies.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize, one_hot
 
 from focus.attention.reference import causal_pairs, near_pairs, same_group, sink_keys
 
@@ -50,6 +53,66 @@ def assign(scores: Tensor, *, temperature: float, potentials: Tensor | None = No
     if potentials is not None:
         logits = logits + potentials.to(logits.dtype).unsqueeze(-2)
     return torch.softmax(logits, dim=-1)
+
+
+def balance_loss(assignment: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    """K sum_k f_k p_k - 1, averaged over the batch: assignment [B, T, K] -> scalar with gradients, 0 for even groups.
+
+    f_k is the share of a sequence's real tokens whose largest group is k, p_k their mean assignment to it: the load
+    balancing loss of Switch Transformer (arXiv 2101.03961, Eq. 4), less its value for even groups. Sequence by
+    sequence, so that a batch has the same loss in one piece or in several.
+    """
+    groups = assignment.shape[-1]
+    hard = one_hot(assignment.argmax(dim=-1), groups).to(assignment.dtype)
+    loads = _mean_of_real(hard, padding_mask) * _mean_of_real(assignment, padding_mask)
+    return (groups * loads.sum(dim=-1) - 1).mean()
+
+
+def entropy_gap(assignment: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    """log K minus the entropy of a sequence's mean assignment, averaged over the batch: 0 for even groups, at least 0.
+
+    assignment [B, T, K] -> scalar with gradients.
+    """
+    mean = _mean_of_real(assignment, padding_mask)
+    return math.log(assignment.shape[-1]) - torch.special.entr(mean.clamp(min=1e-12)).sum(dim=-1).mean()
+
+
+def vectors(hidden: Tensor, projection: Tensor) -> Tensor:
+    """Directions of the routing vectors W_g h: hidden [..., d], projection [d_g, d] -> float32 [..., d_g], length 1."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        return normalize(hidden.float() @ projection.float().T, dim=-1)
+
+
+def mean_directions(vectors: Tensor, groups: Tensor, centroids: Tensor) -> Tensor:
+    """Direction of the mean vector of each group: vectors [N, d_g], groups int64 [N], centroids [K, d_g] -> [K, d_g].
+
+    A group without vectors keeps its centroid's direction. Rows have length 1.
+    """
+    count = len(centroids)
+    sums = one_hot(groups, count).to(vectors.dtype).T @ vectors
+    empty = (torch.bincount(groups, minlength=count) == 0)[:, None]
+    return normalize(torch.where(empty, centroids, sums), dim=-1)
+
+
+def spherical_kmeans(vectors: Tensor, groups: int, iterations: int = 20) -> Tensor:
+    """Centroids of `groups` clusters of directions: vectors [N, d_g] of length 1 -> [groups, d_g] of length 1.
+
+    Starts from vectors drawn as k-means++ does, with torch's own random numbers, and goes on for `iterations` rounds.
+    Fewer vectors than groups are drawn more than once.
+    """
+    far = torch.ones(len(vectors))
+    chosen = []
+    for _ in range(groups):
+        if not far.sum() > 0:
+            far = torch.ones(len(vectors))
+        chosen.append(int(torch.multinomial(far, 1)))
+        distance = (1 - vectors @ vectors[chosen[-1]]).clamp(min=0).cpu().float()
+        distance[chosen] = 0
+        far = distance if len(chosen) == 1 else torch.minimum(far, distance)
+    centroids = vectors[chosen]
+    for _ in range(iterations):
+        centroids = mean_directions(vectors, (vectors @ centroids.T).argmax(dim=-1), centroids)
+    return centroids
 
 
 def top_k_membership(assignment: Tensor, k: int) -> Tensor:
@@ -99,6 +162,14 @@ def _log_column_scale(scores: Tensor, temperature: float, iterations: int, paddi
         rows = -torch.logsumexp(logits + columns, dim=1, keepdim=True)
         columns = -torch.logsumexp(counted + rows, dim=2, keepdim=True)
     return columns.squeeze(2)
+
+
+def _mean_of_real(values: Tensor, padding_mask: Tensor | None) -> Tensor:
+    """Mean over a sequence's real tokens: [B, T, K] -> [B, K]."""
+    if padding_mask is None:
+        return values.mean(dim=1)
+    real = padding_mask[..., None].to(values.dtype)
+    return (values * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
 
 
 def _high(tensor: Tensor) -> Tensor:

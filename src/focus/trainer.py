@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from focus import probe
 from focus.checkpoint import Checkpoints, writing
 from focus.data import TrainingBatches
 from focus.errors import UserError
@@ -38,13 +39,15 @@ MEAN_OVER = 10
 
 @dataclass
 class State:
-    """How far a run is; `records` are the lines of its log."""
+    """How far a run is; `records` are the lines of its log, `groups` (int16 [L, B, T]) those seen at step `probed`."""
 
     step: int = 0
     phase: int = 0
     phase_step: int = 0
     seconds: float = 0.0
     records: list[dict] = field(default_factory=list)
+    groups: Tensor | None = None
+    probed: int = 0
 
 
 def fit(
@@ -60,8 +63,9 @@ def fit(
 ) -> dict:
     """Train `model` in place, from its last checkpoint if there is one, and return the metrics.
 
-    Cross entropy of the next token; AdamW with fresh state each phase, decay on matrices only; products in `dtype`.
-    `store.log` gets a line of JSON each step. Raises UserError when the loss or the gradient's norm is not finite.
+    Cross entropy of the next token, and what the method adds to it; AdamW with fresh state each phase, decay on
+    matrices only; products in `dtype`. `store.log` gets a line of JSON each step, whose loss is the cross entropy
+    alone. Raises UserError when the loss or the gradient's norm is not finite.
     """
     torch.manual_seed(seed)
     model.train()
@@ -72,6 +76,7 @@ def fit(
         windows = (row[None] for row in _first_windows(batches, training.calibration_windows))
         with products_in(dtype, model.device):
             method.prepare(model, windows)
+        state.groups = _groups(model, training, method, batches, dtype)
     else:
         state, optimiser_state = State(**saved["state"]), saved["optimiser"]
         _restore(model, saved)
@@ -96,13 +101,17 @@ def fit(
             record = _step(model, training, method, batches, phase, state, optimiser, parameters, dtype)
             state.step += 1
             state.phase_step += 1
+            done = state.phase_step == phase.steps
+            if state.groups is not None and (done or state.step % training.probe_every == 0):
+                groups = _groups(model, training, method, batches, dtype)
+                record["probe"] = probe.look(groups, state.groups, steps=state.step - state.probed, ends_phase=done)
+                state.groups, state.probed = groups, state.step
             state.seconds = round(earlier + time.monotonic() - clock, 3)
             record |= {"seconds": state.seconds}
             state.records.append(record)
             with writing(store.log), open(store.log, "a") as file:
                 file.write(json.dumps(record) + "\n")
             progress.step(loss=record["loss"])
-            done = state.phase_step == phase.steps
             if done or state.step % training.checkpoint_every == 0:
                 moments = None if done else optimiser.state_dict()
                 store.save(_changed(model, trained) | {"state": asdict(state), "optimiser": moments})
@@ -148,15 +157,17 @@ def _step(
         group["lr"] = rate
     last = state.phase_step == phase.steps - 1
     watch = method.observe(model) if state.phase_step % LAYERS_EVERY == 0 or last else nullcontext([])
-    total = 0.0
+    total, extra = 0.0, 0.0
     with watch as watched:
         for part in range(training.accumulation):
             batch = batches[state.step * training.accumulation + part].to(model.device)
-            with products_in(dtype, model.device):
-                loss = mean_loss(model, batch) / training.accumulation
-            total += loss.item()
+            with products_in(dtype, model.device), method.auxiliary(model) as terms:
+                loss = mean_loss(model, batch)
+            total += loss.item() / training.accumulation
             _check_finite("loss", total, state, phase)
-            loss.backward()
+            extra += sum(term.item() for term in terms) / training.accumulation
+            loss = loss + sum(term.to(loss.device) for term in terms)
+            (loss / training.accumulation).backward()
         layers = [{key: layer[key] for key in LAYER_STATISTICS if key in layer} for layer in watched]
     norm = torch.nn.utils.clip_grad_norm_(parameters, training.clip).item()
     _check_finite("gradient norm", norm, state, phase)
@@ -170,7 +181,17 @@ def _step(
         "learning_rate": rate,
         "gradient_norm": norm,
     }
-    return record | ({"layers": layers} if layers else {})
+    return record | ({"auxiliary_loss": extra} if terms else {}) | ({"layers": layers} if layers else {})
+
+
+def _groups(
+    model: PreTrainedModel, training: Training, method: MethodKind, batches: TrainingBatches, dtype: torch.dtype
+) -> Tensor | None:
+    """The groups of the probe's tokens in every layer, int16 [L, B, T]; None without a probe or without groups."""
+    windows = _first_windows(batches, training.probe_windows if training.probe_every else 0)
+    with products_in(dtype, model.device):
+        found = [method.groups(model, window[None]) for window in windows]
+    return None if not found or found[0] is None else torch.cat(found, dim=1).to(torch.int16)
 
 
 def _check_finite(name: str, value: float, state: State, phase: Phase) -> None:
@@ -215,7 +236,7 @@ def _restore(model: PreTrainedModel, saved: dict) -> None:
 def _metrics(state: State, trained: dict[str, Tensor], training: Training, batches: TrainingBatches) -> dict:
     losses = [record["loss"] for record in state.records]
     tokens = state.step * training.accumulation * batches.batch_size * batches.context
-    return {
+    metrics = {
         "steps": state.step,
         "first_loss": losses[0] if losses else None,
         "final_loss": fmean(losses[-MEAN_OVER:]) if losses else None,
@@ -224,3 +245,4 @@ def _metrics(state: State, trained: dict[str, Tensor], training: Training, batch
         "training_seconds": state.seconds,
         "layers": next((record["layers"] for record in reversed(state.records) if "layers" in record), []),
     }
+    return metrics | probe.summary(state.records)

@@ -140,8 +140,10 @@ def exhibit_files(kind, name):
 
 
 def row_results(kind, name, models=None):
-    """The result files that the rows of a table or figure are made of."""
+    """The result files that the rows of a table or figure are made of; dominance is drawn from training logs alone."""
     exhibit = getattr(experiment, kind)[name]
+    if exhibit.shows == "dominance":
+        return []
     return [
         f"<results>/{measure}/{model}/{row.corpus or exhibit.corpus}/{row.method}/{row.variant}/seed{seed}.json"
         for model in exhibit_models(exhibit)
@@ -159,13 +161,14 @@ def exhibit_results(kind, name):
     exhibit = getattr(experiment, kind)[name]
     models = exhibit_models(exhibit)
     trained = [
-        f"<results>/training/{model}/{corpus}/{method}/seed{seed}/result.json"
+        f"<results>/training/{model}/{corpus}/{method}/seed{seed}/{file}"
         for model in models
         for method, corpus in sorted(
             {(row.method, row.corpus or exhibit.corpus) for row in exhibit.rows}
         )
         if experiment.methods[method].training
         for seed in experiment.seeds_of(model, method)
+        for file in ["result.json"] + ["log.jsonl"] * (exhibit.shows == "dominance")
     ]
     manifests = [f"<results>/models/{model}.json" for model in models]
     return [

@@ -35,6 +35,13 @@ class MethodKind:
     def prepare(self, model: PreTrainedModel, batches: Iterable[Tensor]) -> None:
         """Before the first step: set what is estimated from data (int64 [B, T] each) and not trained."""
 
+    def auxiliary(self, model: PreTrainedModel) -> AbstractContextManager[list[Tensor]]:
+        """Around each forward of a training step: once left, the scalars to add to that forward's loss.
+
+        Only what runs inside counts, so the recomputing of activation checkpointing adds nothing.
+        """
+        return nullcontext([])
+
     def after_step(self, model: PreTrainedModel) -> None:
         """After each optimiser step: move what is estimated from data."""
 
@@ -53,6 +60,10 @@ class MethodKind:
     def observe(self, model: PreTrainedModel) -> AbstractContextManager[list[dict[str, float]]]:
         """Per-layer statistics, refreshed by each forward; an empty list for methods without groups."""
         return nullcontext([])
+
+    def groups(self, model: PreTrainedModel, tokens: Tensor) -> Tensor | None:
+        """The group of each token (int64 [B, T] input ids) in every layer, int64 [L, B, T]; None without groups."""
+        return None
 
     def pairs_kept(self, settings: Method, window: int, length: int) -> tuple[float, float] | None:
         """Shares of causal pairs, and of those farther than the window, that attention reads in a sequence of `length`.

@@ -39,9 +39,14 @@ class Focus(MethodKind):
         if model.focus_composition.config.balance == "potentials":
             adapter.calibrate(model, batches)
 
+    def auxiliary(self, model: PreTrainedModel) -> AbstractContextManager[list[Tensor]]:
+        """The losses on uneven groups, layer by layer, where the balance has any."""
+        return adapter.auxiliary(model)
+
     def after_step(self, model: PreTrainedModel) -> None:
-        """Let the potentials follow the routers."""
+        """Let the potentials follow the routers, or the centroids their tokens."""
         adapter.update_potentials(model)
+        adapter.move_centroids(model)
 
     def save(self, model: PreTrainedModel, settings: Method, folder: Path) -> None:
         """Write the adapter, and the base weights when a phase has trained them."""
@@ -63,6 +68,10 @@ class Focus(MethodKind):
     def observe(self, model: PreTrainedModel) -> AbstractContextManager[list[dict[str, float]]]:
         """Dominance, confidence and pairs kept of each layer."""
         return adapter.observe(model)
+
+    def groups(self, model: PreTrainedModel, tokens: Tensor) -> Tensor:
+        """The largest group of each token."""
+        return adapter.groups(model, tokens)
 
     def pairs_kept(self, settings: Method, window: int, length: int) -> None:
         """The groups decide."""

@@ -204,9 +204,13 @@ def _accuracy(claim: Claim, task: str, run: Run, other: Run) -> Measured:
 
 
 def _gather(experiment: Experiment, root: Path, partial: bool) -> dict[tuple, Entry]:
-    """Every row of every exhibit by (model, corpus, "method/variant"), the one with downstream results if several."""
+    """Every row of every exhibit by (model, corpus, "method/variant"), the one with downstream results if several.
+
+    A figure of dominance has no rows with results.
+    """
     found: dict[tuple, Entry] = {}
-    for exhibit in [*experiment.tables.values(), *experiment.figures.values()]:
+    exhibits = [*experiment.tables.values(), *experiment.figures.values()]
+    for exhibit in [each for each in exhibits if each.shows == "quality"]:
         for entry in rows.gather(exhibit, experiment, root, partial=partial):
             key = (entry.model, entry.corpus, f"{entry.row.method}/{entry.row.variant}")
             if key not in found or (entry.runs and not (found[key].runs and found[key].first.tasks)):
