@@ -158,10 +158,12 @@ def table(name: str, scale: Scale, results: Results, output: Prefix) -> None:
 def figure(name: str, scale: Scale, results: Results, output: Prefix) -> None:
     """Write a figure as PDF and PNG from result files."""
     from focus.config import Experiment
-    from focus.paper import figures
+    from focus.paper import figures, tradeoff
 
     experiment = Experiment.model_validate_json(scale)
-    figures.write(name, experiment.figures[name], experiment, results, output)
+    exhibit = experiment.figures[name]
+    write = {"quality": figures.write, "tradeoff": tradeoff.write}[exhibit.shows]
+    write(name, exhibit, experiment, results, output)
 
 
 @app.command()
@@ -211,6 +213,15 @@ def bench_attention(
         benchmark.run(run, path)
         if not job:
             print(speed.text("table6", path))
+
+
+@bench.command("methods")
+def bench_methods(job: Job, output: Output) -> None:
+    """Time the attention of every compared method against full attention on this machine."""
+    from focus import benchmark_methods
+    from focus.jobs import MethodsJob
+
+    benchmark_methods.run(MethodsJob.model_validate_json(job), output)
 
 
 @bench.command("table")

@@ -65,6 +65,11 @@ class ModelSettings(Strict):
         return self
 
 
+def variant_of(attention: Attention, top_k: int | None) -> str:
+    """full, soft, hard-k1, ..."""
+    return f"hard-k{top_k}" if attention == "hard" else attention
+
+
 class Row(Strict):
     """One row of a table: a method, and the attention it is evaluated with."""
 
@@ -86,7 +91,7 @@ class Row(Strict):
     @property
     def variant(self) -> str:
         """The row's part of a result path: full, soft, hard-k1, hard-k1-t2048, ..."""
-        attention = f"hard-k{self.top_k}" if self.attention == "hard" else self.attention
+        attention = variant_of(self.attention, self.top_k)
         return f"{attention}-t{self.context}" if self.context else attention
 
 
@@ -126,6 +131,9 @@ class Exhibit(Strict):
         min_length=1, description="one row of the table, or one point of the figure, which needs a pretrained one"
     )
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
+    shows: Literal["quality", "tradeoff"] = Field(
+        "quality", description="figures only: perplexity against pairs kept, or against measured speed (Figure 1)"
+    )
 
 
 class ModelShape(Strict):
@@ -164,6 +172,22 @@ class AttentionBenchmark(Strict):
     seed: NonNegative = Field(0, description="of inputs and groups")
 
 
+class Speed(AttentionBenchmark):
+    """What attention alone costs: random inputs of one batch entry in float32; lengths are in tokens."""
+
+    method_lengths: list[Count] = Field(
+        [], description="of the forward pass of each method in a figure that shows tradeoff; none leaves it out"
+    )
+    method_seconds: Positive = Field(
+        300.0, description="most time for a method at a length; one expected to need more for one call is not run"
+    )
+
+    @property
+    def attention(self) -> AttentionBenchmark:
+        """The settings of `focus bench attention`, which reads the others not."""
+        return AttentionBenchmark(**{name: getattr(self, name) for name in AttentionBenchmark.model_fields})
+
+
 class Experiment(Strict):
     """One scale: a whole config file."""
 
@@ -178,7 +202,7 @@ class Experiment(Strict):
     model_settings: dict[Name, ModelSettings] = Field(description="per model")
     methods: dict[Name, Method] = Field(description="per method")
     evaluation: Evaluation = Field(description="how every row is evaluated")
-    speed: AttentionBenchmark | None = Field(description="what is timed; null leaves speed out")
+    speed: Speed | None = Field(description="what is timed; null leaves speed out")
     tables: dict[Name, Exhibit] = Field(description="per table")
     figures: dict[Name, Exhibit] = Field(description="per figure")
 
@@ -199,6 +223,9 @@ class Experiment(Strict):
                 for number, row in enumerate(exhibit.rows):
                     self._check_row(row, f"{kind}.{key}.rows.{number}")
                 self._check_dtypes(exhibit)
+        for key, exhibit in self.tables.items():
+            if exhibit.shows != "quality":
+                raise ValueError(f"tables.{key}.shows: belongs to figures and only there, got {exhibit.shows}")
         for key, exhibit in self.figures.items():
             if all(self.methods[row.method].kind != "pretrained" for row in exhibit.rows):
                 raise ValueError(f"figures.{key}.rows: expected a row of kind pretrained to measure against, got none")
@@ -227,6 +254,11 @@ class Experiment(Strict):
         if self.methods[method].training is None:
             return [self.seeds[0]]
         return self.model_settings[model].seeds or self.seeds
+
+    def made(self, exhibit: Exhibit) -> bool:
+        """Whether this run makes a table or figure: it shows one of the run's models, and what it shows is measured."""
+        shown = any(model in (exhibit.models or self.models) for model in self.models)
+        return shown and (exhibit.shows != "tradeoff" or bool(self.speed and self.speed.method_lengths))
 
     def method_for(self, model: str, method: str) -> Method:
         """The method with the window it has on this model, in its adapter too if it has one."""

@@ -173,6 +173,7 @@ def exhibit_results(kind, name):
             f"<results>/corpora/{corpus}.json"
             for corpus in sorted({row.corpus or exhibit.corpus for row in exhibit.rows})
         ),
+        *[METHODS_RESULT] * (exhibit.shows == "tradeoff"),
     ]
 
 
@@ -180,7 +181,7 @@ EXHIBITS = [
     (kind, name)
     for kind in ("tables", "figures")
     for name, exhibit in getattr(experiment, kind).items()
-    if exhibit_models(exhibit)
+    if experiment.made(exhibit)
 ]
 HEADLINE = {
     tuple(path.split("/")[2:5])

@@ -34,7 +34,7 @@ rule table:
 
 rule figure:
     input:
-        code=code("focus.paper.figures"),
+        code=code("focus.paper.figures", "focus.paper.tradeoff"),
         printed="src/focus/paper/printed.yaml",
         results=lambda wildcards: exhibit_results("figures", wildcards.figure),
     output:
