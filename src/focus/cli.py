@@ -157,13 +157,13 @@ def table(name: str, scale: Scale, results: Results, output: Prefix) -> None:
 @app.command()
 def figure(name: str, scale: Scale, results: Results, output: Prefix) -> None:
     """Write a figure as PDF and PNG from result files."""
-    from focus.config import Experiment
-    from focus.paper import figures, tradeoff
+    from importlib import import_module
+
+    from focus.config import FIGURE_MODULES, Experiment
 
     experiment = Experiment.model_validate_json(scale)
     exhibit = experiment.figures[name]
-    write = {"quality": figures.write, "tradeoff": tradeoff.write}[exhibit.shows]
-    write(name, exhibit, experiment, results, output)
+    import_module(FIGURE_MODULES[exhibit.shows]).write(name, exhibit, experiment, results, output)
 
 
 @app.command()
@@ -181,6 +181,20 @@ def reference(results: Path, folder: Path) -> None:
     from focus.paper.reference import keep
 
     print(f"{folder}: {len(keep(results, folder))} files kept")
+
+
+@app.command()
+def cost(files: Annotated[list[Path] | None, typer.Argument(help="laid over config/config.yaml")] = None) -> None:
+    """Print what a run in this folder has left to do, and its hours, memory and disk: `snakemake cost`, and no more."""
+    import subprocess
+
+    command = [sys.executable, "-m", "snakemake", "cost", "--cores", "1"]
+    command += ["--configfile", *map(str, files)] if files else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(done.stderr, end="", file=sys.stderr)
+        raise typer.Exit(done.returncode)
+    print(done.stdout, end="")
 
 
 @bench.command("attention")

@@ -136,6 +136,10 @@ class Exhibit(Strict):
     )
 
 
+FIGURE_MODULES = {"quality": "focus.paper.figures", "tradeoff": "focus.paper.tradeoff"}
+"""What draws a figure, by what it shows: its function `write`."""
+
+
 class ModelShape(Strict):
     """A Llama with random weights, whose whole decoding is timed."""
 
