@@ -216,7 +216,8 @@ def _notes(plan: Plan) -> list[str]:
         "like: from a run with the same settings; scaled: the same row with other amounts of work; other: another row "
         "of the same model, the slowest where the method differs; unknown: nothing recorded, so sums are too small.",
         f"Hours here: {plan.cores} core{'s' * (plan.cores > 1)}, one job a core, timings alone on all. While a job "
-        "trains every weight, its checkpoint takes three times as much disk again.",
+        "trains every weight, its checkpoint takes three times as much disk again. What a job takes to start, some "
+        "seconds of imports, no result records, so none is counted.",
         f"Recorded on {', '.join(processors) or 'nothing'}; this machine: {processor()}.",
     ]
     if unknown:
