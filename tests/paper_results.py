@@ -141,3 +141,21 @@ def write_result(path: Path, kind: str, job, metrics: dict) -> None:
     result = {"result_version": 1, "experiment": kind, "settings": job.model_dump(mode="json")}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result | {"metrics": metrics, "provenance": provenance}))
+
+
+def write_methods(root: Path, speeds: dict[str, float | str], length: int = 65536) -> None:
+    """The timing of methods, by "method/variant": the speed-up, or the reason why there is none.
+
+    At a quarter of the length everything is half as fast.
+    """
+    cases = []
+    for share in (4, 1):
+        for name, value in speeds.items():
+            case = {"length": length // share, "rows": [name, f"{name}-again"], "how": "some way", "reason": None}
+            if isinstance(value, str):
+                cases.append(case | {"reason": value})
+            else:
+                speedup = value if share == 1 else value / 2
+                cases.append(case | {"speedup": speedup, "speedup_range": [0.9 * speedup, 1.1 * speedup]})
+    job = jobs.MethodsJob(rows=[], lengths=[length // 4, length], heads=4, head_dim=64, seconds=1.0, seed=0)
+    write_result(root / "speed/methods.json", "methods", job, {"cases": cases})

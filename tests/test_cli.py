@@ -148,7 +148,7 @@ def test_timing_takes_settings_and_prints_the_ratios(call, fake):
     code, out, _ = call("bench", "attention", "--length", 64, "--length", 128, "--groups", 2, "--seconds", 0.5)
     assert (code, out) == (0, "table6 of attention.json\n")
     assert seen[0] == AttentionBenchmark(lengths=[64, 128], groups=[2], seconds=0.5, memory_lengths=[128])
-    job = scales.load([BASE]).speed
+    job = scales.load([BASE]).speed.attention
     assert call("bench", "attention", "--job", job.model_dump_json(), "--output", "o.json")[:2] == (0, "")
     assert seen[1] == job
 

@@ -30,6 +30,7 @@ from focus.attention.flash import Pieces, choose_pieces
 from focus.attention.plan import make_plan
 from focus.benchmark_checks import cosine_to_reference, operation_limit, pairs_kept
 from focus.benchmark_model import decode_model
+from focus.benchmark_timing import clock_for, compare, full_attention, random_inputs
 from focus.config import AttentionBenchmark
 from focus.progress import Progress
 from focus.provenance import write_result
@@ -119,7 +120,7 @@ def _speed(job: AttentionBenchmark, length: int, threads: int, backward: bool = 
         outputs[k] = output.detach()
         return output
 
-    runs = [lambda: _full(*inputs), *(lambda k=k: ours_with(k) for k in assigned)]
+    runs = [lambda: full_attention(*inputs), *(lambda k=k: ours_with(k) for k in assigned)]
     if length <= job.one_group_up_to:
         runs.append(lambda: focus_attention(*inputs, torch.zeros(1, length).long(), window=0, backend="decomposed"))
     if backward:
@@ -139,7 +140,10 @@ def _speed(job: AttentionBenchmark, length: int, threads: int, backward: bool = 
 
 def _unbalanced(job: AttentionBenchmark, length: int, threads: int) -> dict:
     inputs, groups = _inputs(job, length), _groups(job, length, job.shares)
-    runs = [lambda: _full(*inputs), lambda: focus_attention(*inputs, groups, window=job.window, backend="decomposed")]
+    runs = [
+        lambda: full_attention(*inputs),
+        lambda: focus_attention(*inputs, groups, window=job.window, backend="decomposed"),
+    ]
     full, ours = _times(runs, threads, job.seconds)
     row = _ratio(full, ours, operation_limit(job.shares, job.window, length))
     return row | {"length": length, "threads": threads, "bound": 1 / sum(p * p for p in job.shares)}
@@ -156,7 +160,7 @@ def _membership(job: AttentionBenchmark, length: int, threads: int) -> list[dict
     def ours_with(k: int) -> None:
         outputs[k] = focus_attention(*inputs, members[k], window=job.window)
 
-    runs = [lambda: _full(*inputs), *(lambda k=k: ours_with(k) for k in members)]
+    runs = [lambda: full_attention(*inputs), *(lambda k=k: ours_with(k) for k in members)]
     full, *ours = _times(runs, threads, job.seconds)
     for (k, groups), times in zip(members.items(), ours, strict=True):
         kept, far = pairs_kept(groups, job.window)
@@ -177,7 +181,7 @@ def _training(job: AttentionBenchmark, length: int, groups: int, threads: int) -
     grad = torch.randn_like(inputs[0])
     common = {"steepness": 10.0, "window": job.window}
     runs = [
-        lambda: torch.autograd.grad(_full(*inputs), inputs, grad),
+        lambda: torch.autograd.grad(full_attention(*inputs), inputs, grad),
         lambda: torch.autograd.grad(soft_attention(*inputs, assignment, **common), [*inputs, assignment], grad),
         lambda: torch.autograd.grad(
             straight_through_attention(*inputs, hard, assignment, backend="decomposed", **common),
@@ -195,7 +199,7 @@ def _decode(job: AttentionBenchmark, length: int, groups: int, threads: int) -> 
 
     The flat cache is not even grown, which in a model costs one more copy of it a token.
     """
-    clock = _clock(threads)
+    clock = clock_for(threads)
     _, key, value = _inputs(job, length)
     cache = GroupedCache(window=job.window)
     cache.fill(key, value, _groups(job, length, [1 / groups] * groups))
@@ -223,26 +227,21 @@ def _decode(job: AttentionBenchmark, length: int, groups: int, threads: int) -> 
 
 
 def _decode_model(job: AttentionBenchmark, length: int, groups: int, threads: int) -> dict:
-    arguments = {"window": job.window, "steps": job.model_steps, "seed": job.seed, "clock": _clock(threads)}
+    arguments = {"window": job.window, "steps": job.model_steps, "seed": job.seed, "clock": clock_for(threads)}
     return decode_model(job.model, length, groups, **arguments) | {"threads": threads}
 
 
 def _ratio(full: list[float], ours: list[float], limit: float) -> dict:
     """Milliseconds, the speed-up of the smallest times, its spread over rounds, and its share of `limit`."""
-    rounds = sorted(f / o for f, o in zip(full, ours, strict=True))
-    speedup = min(full) / min(ours)
+    compared = compare(full, ours)
     return {
         "full_ms": min(full) * 1e3,
         "full_median_ms": statistics.median(full) * 1e3,
         "focus_ms": min(ours) * 1e3,
         "focus_median_ms": statistics.median(ours) * 1e3,
-        "speedup": speedup,
-        "speedup_median": statistics.median(rounds),
-        "speedup_range": [rounds[0], rounds[-1]],
-        "speedup_error": statistics.stdev(rounds) / len(rounds) ** 0.5 if len(rounds) > 1 else None,
-        "repeats": len(full),
+        **compared,
         "limit": limit,
-        "share_of_limit": speedup / limit,
+        "share_of_limit": compared["speedup"] / limit,
     }
 
 
@@ -262,7 +261,7 @@ class _Timed:
 
 def _parts(job: AttentionBenchmark, inputs: list[Tensor], groups: Tensor, threads: int) -> dict:
     """Milliseconds of sorting, of the kernel inside groups (A) and in the band (B), and of all moving and merging."""
-    clock = _clock(threads)
+    clock = clock_for(threads)
     query, key, value = inputs
     start = clock()
     plan = make_plan(query.shape[2], groups, window=job.window)
@@ -283,7 +282,7 @@ def _parts(job: AttentionBenchmark, inputs: list[Tensor], groups: Tensor, thread
 
 def _times(runs: list[Callable], threads: int, seconds: float, backward: bool = False) -> list[list[float]]:
     """Seconds of each run, all in turn, as often as `seconds` allow; first once without timing if that is cheap."""
-    clock = _clock(threads)
+    clock = clock_for(threads)
     results: list[list[float]] = [[] for _ in runs]
     with torch.inference_mode(not backward):
         begin = time.monotonic()
@@ -303,18 +302,8 @@ def _times(runs: list[Callable], threads: int, seconds: float, backward: bool = 
     return results
 
 
-def _clock(threads: int) -> Callable[[], float]:
-    return time.thread_time if threads == 1 else time.perf_counter
-
-
-def _full(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return scaled_dot_product_attention(query, key, value, is_causal=True)
-
-
 def _inputs(job: AttentionBenchmark, length: int, gradients: bool = False) -> list[Tensor]:
-    generator = torch.Generator().manual_seed(job.seed)
-    shape = (1, job.heads, length, job.head_dim)
-    return [torch.randn(shape, generator=generator, requires_grad=gradients) for _ in range(3)]
+    return random_inputs(job.heads, length, job.head_dim, job.seed, gradients)
 
 
 def _groups(job: AttentionBenchmark, length: int, shares: list[float]) -> Tensor:
@@ -336,7 +325,7 @@ def _measure_memory(job: AttentionBenchmark, length: int, groups: int | None) ->
         inputs = _inputs(job, length)
         with torch.inference_mode():
             if groups is None:
-                _full(*inputs)
+                full_attention(*inputs)
             else:
                 assigned = _groups(job, length, [1 / groups] * groups)
                 focus_attention(*inputs, assigned, window=job.window, backend="decomposed")

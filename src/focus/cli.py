@@ -181,13 +181,13 @@ def table(name: str, scale: Scale, results: Results, output: Prefix) -> None:
 @app.command()
 def figure(name: str, scale: Scale, results: Results, output: Prefix) -> None:
     """Write a figure as PDF and PNG from result files or training logs."""
-    from focus.config import Experiment
-    from focus.paper import dominance, figures
+    from importlib import import_module
+
+    from focus.config import FIGURE_MODULES, Experiment
 
     experiment = Experiment.model_validate_json(scale)
     exhibit = experiment.figures[name]
-    draw = {"quality": figures.write, "dominance": dominance.write}[exhibit.shows]
-    draw(name, exhibit, experiment, results, output)
+    import_module(FIGURE_MODULES[exhibit.shows]).write(name, exhibit, experiment, results, output)
 
 
 @app.command()
@@ -205,6 +205,20 @@ def reference(results: Path, folder: Path) -> None:
     from focus.paper.reference import keep
 
     print(f"{folder}: {len(keep(results, folder))} files kept")
+
+
+@app.command()
+def cost(files: Annotated[list[Path] | None, typer.Argument(help="laid over config/config.yaml")] = None) -> None:
+    """Print what a run in this folder has left to do, and its hours, memory and disk: `snakemake cost`, and no more."""
+    import subprocess
+
+    command = [sys.executable, "-m", "snakemake", "cost", "--cores", "1"]
+    command += ["--configfile", *map(str, files)] if files else []
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        print(done.stderr, end="", file=sys.stderr)
+        raise typer.Exit(done.returncode)
+    print(done.stdout, end="")
 
 
 @bench.command("attention")
@@ -237,6 +251,15 @@ def bench_attention(
         benchmark.run(run, path)
         if not job:
             print(speed.text("table6", path))
+
+
+@bench.command("methods")
+def bench_methods(job: Job, output: Output) -> None:
+    """Time the attention of every compared method against full attention on this machine."""
+    from focus import benchmark_methods
+    from focus.jobs import MethodsJob
+
+    benchmark_methods.run(MethodsJob.model_validate_json(job), output)
 
 
 @bench.command("table")

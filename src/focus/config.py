@@ -66,6 +66,11 @@ class ModelSettings(Strict):
         return self
 
 
+def variant_of(attention: Attention, top_k: int | None) -> str:
+    """full, soft, hard-k1, ..."""
+    return f"hard-k{top_k}" if attention == "hard" else attention
+
+
 class Row(Strict):
     """One row of a table: a method, and the attention it is evaluated with."""
 
@@ -87,7 +92,7 @@ class Row(Strict):
     @property
     def variant(self) -> str:
         """The row's part of a result path: full, soft, hard-k1, hard-k1-t2048, ..."""
-        attention = f"hard-k{self.top_k}" if self.attention == "hard" else self.attention
+        attention = variant_of(self.attention, self.top_k)
         return f"{attention}-t{self.context}" if self.context else attention
 
 
@@ -150,10 +155,19 @@ class Exhibit(Strict):
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
     tasks: dict[Task, Count] | None = Field(None, description="items of further tasks of these rows, with downstream")
     generation: bool = Field(False, description="whether the rows also write answers")
-    shows: Literal["quality", "dominance"] = Field(
+    shows: Literal["quality", "dominance", "tradeoff"] = Field(
         "quality",
-        description="figures only: perplexity against pairs kept, or the largest group over the steps of training",
+        description="figures only: perplexity against pairs kept, the largest group over the steps of training, "
+        "or perplexity against measured speed (Figure 1)",
     )
+
+
+FIGURE_MODULES = {
+    "quality": "focus.paper.figures",
+    "dominance": "focus.paper.dominance",
+    "tradeoff": "focus.paper.tradeoff",
+}
+"""What draws a figure, by what it shows: its function `write`."""
 
 
 class ModelShape(Strict):
@@ -207,6 +221,22 @@ class GroupsSettings(Strict):
     pairs: Count = Field(20, description="far pairs listed for each layer, the strongest of the first window")
 
 
+class Speed(AttentionBenchmark):
+    """What attention alone costs: random inputs of one batch entry in float32; lengths are in tokens."""
+
+    method_lengths: list[Count] = Field(
+        [], description="of the forward pass of each method in a figure that shows tradeoff; none leaves it out"
+    )
+    method_seconds: Positive = Field(
+        300.0, description="most time for a method at a length; one expected to need more for one call is not run"
+    )
+
+    @property
+    def attention(self) -> AttentionBenchmark:
+        """The settings of `focus bench attention`, which reads the others not."""
+        return AttentionBenchmark(**{name: getattr(self, name) for name in AttentionBenchmark.model_fields})
+
+
 class Experiment(Strict):
     """One scale: a whole config file."""
 
@@ -221,7 +251,7 @@ class Experiment(Strict):
     model_settings: dict[Name, ModelSettings] = Field(description="per model")
     methods: dict[Name, Method] = Field(description="per method")
     evaluation: Evaluation = Field(description="how every row is evaluated")
-    speed: AttentionBenchmark | None = Field(description="what is timed; null leaves speed out")
+    speed: Speed | None = Field(description="what is timed; null leaves speed out")
     groups: GroupsSettings | None = Field(None, description="whose groups are looked into; null leaves it out")
     tables: dict[Name, Exhibit] = Field(description="per table")
     figures: dict[Name, Exhibit] = Field(description="per figure")
@@ -245,9 +275,7 @@ class Experiment(Strict):
                 self._check_dtypes(exhibit)
         for key, exhibit in self.tables.items():
             if exhibit.shows != "quality":
-                raise ValueError(
-                    f"tables.{key}.shows: expected quality, since only figures differ, got {exhibit.shows}"
-                )
+                raise ValueError(f"tables.{key}.shows: belongs to figures and only there, got {exhibit.shows}")
         for key, exhibit in self.figures.items():
             if exhibit.shows == "dominance":
                 self._check_probes(exhibit, f"figures.{key}")
@@ -310,6 +338,11 @@ class Experiment(Strict):
             if model in (exhibit.models or self.models) and (corpus, method, variant) in rows:
                 tasks |= exhibit.tasks or {}
         return tasks
+
+    def made(self, exhibit: Exhibit) -> bool:
+        """Whether this run makes a table or figure: it shows one of the run's models, and what it shows is measured."""
+        shown = any(model in (exhibit.models or self.models) for model in self.models)
+        return shown and (exhibit.shows != "tradeoff" or bool(self.speed and self.speed.method_lengths))
 
     def method_for(self, model: str, method: str) -> Method:
         """The method with the window it has on this model, in its adapter too if it has one."""

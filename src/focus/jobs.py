@@ -15,8 +15,8 @@ from focus.config import (
     Perplexity,
     Pretraining,
 )
-from focus.method_config import Attention, Method
-from focus.strict import Strict
+from focus.method_config import Attention, Method, Training
+from focus.strict import Count, NonNegative, Positive, Strict
 
 
 class PretrainJob(Strict):
@@ -73,6 +73,26 @@ class GroupsJob(_Evaluate):
     """What the groups of one row hold."""
 
     groups: GroupsSettings
+
+
+class TimedRow(Strict):
+    """A method as a figure's row runs it; `settings.training` has no phases, since none is needed to time it."""
+
+    method: str
+    settings: Method
+    attention: Attention
+    top_k: int | None
+
+
+class MethodsJob(Strict):
+    """Time the attention of every method; `seconds` is the most for a method at a length."""
+
+    rows: list[TimedRow]
+    lengths: list[Count]
+    heads: Count
+    head_dim: Count
+    seconds: Positive
+    seed: NonNegative
 
 
 def pretrain_job(experiment: Experiment, model: str) -> PretrainJob:
@@ -139,6 +159,30 @@ def groups_job(experiment: Experiment) -> GroupsJob:
     common = _common(experiment, groups.model, groups.corpus, groups.method, seed)
     top_k = common["settings"].adapter.top_k if groups.attention == "hard" else None
     return GroupsJob(**common, attention=groups.attention, top_k=top_k, groups=groups)
+
+
+def methods_job(experiment: Experiment) -> MethodsJob:
+    """The job that times what the figures of speed against quality show, with the window of `speed`."""
+    speed, rows = experiment.speed, {}
+    exhibits = [exhibit for exhibit in experiment.figures.values() if exhibit.shows == "tradeoff"]
+    for row in (row for exhibit in exhibits if experiment.made(exhibit) for row in exhibit.rows):
+        settings = experiment.methods[row.method]
+        window = speed.window if settings.window is None else settings.window
+        changes = {"label": row.method, "window": window}
+        if settings.training:
+            changes["training"] = Training(phases=[])
+        if settings.kind == "focus":
+            changes["adapter"] = settings.adapter.model_copy(update={"window": window})
+        known = {"settings": settings.model_copy(update=changes), "attention": row.attention, "top_k": row.top_k}
+        rows[row.method, row.attention, row.top_k] = TimedRow(method=row.method, **known)
+    return MethodsJob(
+        rows=list(rows.values()),
+        lengths=speed.method_lengths,
+        heads=speed.heads,
+        head_dim=speed.head_dim,
+        seconds=speed.method_seconds,
+        seed=speed.seed,
+    )
 
 
 def _common(experiment: Experiment, model: str, corpus: str, method: str, seed: int) -> dict:

@@ -24,8 +24,8 @@ from focus.paper import printed
 COMMAND_LINE = "--config"
 # The workflow's own rules and targets; each table and figure becomes a target beside them.
 RULES = {
-    *("all", "tables", "figures", "table", "figure", "claims", "reference"),
-    *("speed", "table6", "table7speed", "bench_attention", "speed_table", "speed_figure"),
+    *("all", "tables", "figures", "table", "figure", "claims", "reference", "cost"),
+    *("speed", "table6", "table7speed", "bench_attention", "bench_methods", "speed_table", "speed_figure"),
     *("groups", "fetch_tagger", "groups_analysis", "groups_table", "groups_figure", "groups_page"),
     *("fetch_model", "fetch_corpus", "fetch_benchmark", "pretrain", "train", "perplexity", "downstream"),
     "generation",

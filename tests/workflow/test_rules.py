@@ -53,6 +53,7 @@ def test_a_touched_source_file_reruns_nothing(finished):
     [
         ("paper/tables.py", {"table"}),
         ("paper/figures.py", {"figure", "speed_figure"}),
+        ("paper/tradeoff.py", set()),
         ("paper/speed.py", {"speed_table", "speed_figure", "claims"}),
         ("benchmark.py", {"bench_attention", "speed_table", "speed_figure", "claims"}),
         ("paper/claims.py", {"claims"}),
@@ -133,6 +134,56 @@ def test_changed_settings_of_the_groups_leave_everything_else_alone(finished):
     planned = set(finished.planned("--config", GROUPS)) - {"all"}
     made = {"groups_analysis", "groups_table", "groups_figure", "groups_page"}
     assert planned - {"fetch_tagger"} == made
+
+
+TRADEOFF = """
+speed: {method_lengths: [4096]}
+figures:
+  figure1:
+    title: Quality against speed
+    corpus: austen
+    shows: tradeoff
+    rows: [{method: pretrained}, {method: window}, {method: focus, attention: hard, top_k: 1}]
+"""
+
+
+def test_the_figure_of_speed_times_every_method_with_nothing_beside_it(checkout):
+    (checkout.folder / "over.yaml").write_text(TRADEOFF)
+    scale = ("--configfile", "config/smoke.yaml", "over.yaml")
+    assert "bench_methods" not in checkout.planned("--configfile", "config/smoke.yaml")
+    assert "bench_methods" not in checkout.planned(*scale, "--config", "speed=null")
+    checkout.run("figure1", *scale)
+    results = checkout.folder / "results/smoke"
+    assert "with 2 threads" in (results / "speed/methods.json").read_text()
+    assert (results / "figures/figure1.pdf").exists()
+    assert checkout.planned("figure1", *scale) == {}
+    longer = checkout.planned("figure1", *scale, "--config", "methods={focus: {training: {checkpoint_every: 3}}}")
+    assert longer["train"] == 1
+    assert "bench_methods" not in longer
+    planned = set(checkout.planned("figure1", *scale, "--config", "speed={method_lengths: [1024]}"))
+    assert planned - {"figure1"} == {"bench_methods", "figure"}
+
+
+WORK = {"fetch_model", "fetch_corpus", "fetch_benchmark", "pretrain", "train", "perplexity", "downstream"}
+WORK |= {"generation", "fetch_tagger", "groups_analysis"}
+
+
+@pytest.mark.parametrize("scale", ["laptop", "smoke", "overnight"])
+def test_cost_counts_the_jobs_that_a_run_would_start(checkout, scale):
+    """Every table, figure and the total; nothing runs."""
+    (checkout.folder / "over.yaml").write_text(TRADEOFF)
+    files = [] if scale == "laptop" else [f"config/{scale}.yaml"]
+    options = ("--configfile", *files, "over.yaml")
+    page = checkout.run("cost", *options)
+    planned = checkout.planned(*options)
+    work = sum(count for rule, count in planned.items() if rule in WORK | {"bench_attention", "bench_methods"})
+    assert f"# What the scale {scale} will take" in page
+    lines = {cells[1].strip(): cells[2:] for line in page.splitlines() if len(cells := line.split("|")) > 5}
+    assert int(lines["All of these, shared jobs once"][0]) == work
+    assert {"tables/table1", "figures/figure1", "speed"} <= set(lines)
+    planned = checkout.planned("table1", *options)
+    assert int(lines["tables/table1"][0]) == sum(count for rule, count in planned.items() if rule in WORK)
+    assert [path.name for path in (checkout.folder / "results" / scale).rglob("*.*")] == ["cost.log"]
 
 
 def test_timing_takes_every_core_and_other_jobs_one(finished):

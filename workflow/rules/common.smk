@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 from focus import jobs, scales
+from focus.config import FIGURE_MODULES
 from focus.errors import UserError
 from focus.provenance import sources
 
@@ -179,6 +180,7 @@ def exhibit_results(kind, name):
             f"<results>/corpora/{corpus}.json"
             for corpus in sorted({row.corpus or exhibit.corpus for row in exhibit.rows})
         ),
+        *[METHODS_RESULT] * (exhibit.shows == "tradeoff"),
     ]
 
 
@@ -186,7 +188,7 @@ EXHIBITS = [
     (kind, name)
     for kind in ("tables", "figures")
     for name, exhibit in getattr(experiment, kind).items()
-    if exhibit_models(exhibit)
+    if experiment.made(exhibit)
 ]
 HEADLINE = {
     tuple(path.split("/")[2:5])
@@ -206,3 +208,31 @@ def weights_of(wildcards):
     if experiment.methods[wildcards.method].training is None:
         return []
     return "<results>/training/{model}/{corpus}/{method}/seed{seed}/weights"
+
+
+def recorded_exhibits():
+    """The result files behind each table and figure, relative to the scale's folder."""
+    exhibits = {
+        f"{kind}/{name}": exhibit_results(kind, name) for kind, name in EXHIBITS
+    }
+    if experiment.speed:
+        exhibits["speed"] = [SPEED_RESULT]
+    return {
+        name: [path.removeprefix("<results>/") for path in paths]
+        for name, paths in exhibits.items()
+    }
+
+
+def show_cost(log):
+    """Print what is left to run and what it will take, and keep that in `log`."""
+    from focus import cost_table
+
+    page = cost_table.text(
+        experiment,
+        recorded_exhibits(),
+        results=Path("results", experiment.scale),
+        reference=Path("results/reference"),
+        cores=len(os.sched_getaffinity(0)),
+    )
+    Path(log).write_text(page)
+    print(page, end="")

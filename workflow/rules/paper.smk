@@ -34,7 +34,9 @@ rule table:
 
 rule figure:
     input:
-        code=code("focus.paper.figures", "focus.paper.dominance"),
+        code=lambda wildcards: code(
+            FIGURE_MODULES[experiment.figures[wildcards.figure].shows]
+        ),
         printed="src/focus/paper/printed.yaml",
         results=lambda wildcards: exhibit_results("figures", wildcards.figure),
     output:
@@ -96,6 +98,17 @@ rule claims:
     shell:
         "focus claims {input.claims} --scale {params.scale:q} --results {params.results}"
         " --output {output.json} --markdown {output.md} 2>&1 | tee {log}"
+
+
+# Runs none of what it counts.
+rule cost:
+    input:
+        code=code("focus.cost_table"),
+    log:
+        "<results>/logs/cost.log",
+    localrule: True
+    run:
+        show_cost(log[0])
 
 
 # What the repository keeps of a run: all that is small. Run by hand, since it replaces what is committed.

@@ -5,9 +5,10 @@ SPEED = (
     else []
 )
 SPEED_RESULT = "<results>/speed/attention.json"
+METHODS_RESULT = "<results>/speed/methods.json"
 
 
-# The benchmark takes every core, so that nothing runs beside it: a neighbour slows the side of a ratio that leans more
+# A benchmark takes every core, so that nothing runs beside it: a neighbour slows the side of a ratio that leans more
 # on memory and shared cache, and no repetition takes that out again. How many threads are timed is a setting.
 rule bench_attention:
     input:
@@ -24,11 +25,33 @@ rule bench_attention:
     resources:
         mem_mb=6000,
     params:
-        job=lambda wildcards: experiment.speed.model_dump_json(),
+        job=lambda wildcards: experiment.speed.attention.model_dump_json(),
     message:
         "time attention alone, with nothing beside it"
     shell:
         "focus bench attention --job {params.job:q} --output {output} 2>&1 | tee {log}"
+
+
+rule bench_methods:
+    input:
+        code=code("focus.benchmark_methods"),
+    output:
+        METHODS_RESULT,
+    log:
+        "<results>/logs/speed/methods.log",
+    benchmark:
+        "<results>/timings/speed/methods.tsv"
+    conda:
+        "../../envs/cpu.yaml"
+    threads: workflow.resource_settings.cores or 1
+    resources:
+        mem_mb=6000,
+    params:
+        job=lambda wildcards: jobs.methods_job(experiment).model_dump_json(),
+    message:
+        "time every method's attention, with nothing beside it"
+    shell:
+        "focus bench methods --job {params.job:q} --output {output} 2>&1 | tee {log}"
 
 
 rule speed_table:

@@ -1,0 +1,226 @@
+"""What a run still has to do and will take, table by table and in total: `snakemake cost`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from focus import cost, jobs
+from focus.config import Experiment
+from focus.cost import MIB, Estimate, Record
+from focus.errors import UserError
+from focus.paper import layout
+from focus.paper.layout import Grid
+from focus.provenance import digest, processor, read_result
+
+MODULES = {
+    "training": "focus.training",
+    "pretraining": "focus.pretraining",
+    "perplexity": "focus.evaluation.perplexity",
+    "downstream": "focus.evaluation.downstream",
+    "attention": "focus.benchmark",
+    "methods": "focus.benchmark_methods",
+}
+SPEED = {"speed/attention.json": "attention", "speed/methods.json": "methods"}
+LEAST = 0.01
+HEADER = ["What", "Jobs", "done", "Core hours", "Hours here", "GiB, largest job", "GiB of disk", "Resting on"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What makes one result file; `needs` are the result files that must be there first."""
+
+    path: str
+    kind: str
+    settings: dict | None
+    needs: tuple[str, ...]
+    finished: bool
+    estimate: Estimate
+
+    @property
+    def alone(self) -> bool:
+        """Whether it takes every core."""
+        return self.path in SPEED
+
+
+class Plan:
+    """The jobs behind result files: what is finished in the folder `results`, and what the others will take."""
+
+    def __init__(self, experiment: Experiment, results: Path, recorded: Sequence[Path], cores: int):
+        self.experiment, self.results, self.cores = experiment, Path(results), cores
+        self.folders = [self.results, *recorded]
+        self.records: list[Record] = cost.read(self.folders)
+        self.known: dict[str, Job] = {}
+
+    def job(self, path: str) -> Job:
+        """The job that writes `path`, relative to the results folder."""
+        path = _result_of(path)
+        if path not in self.known:
+            kind, settings, needs = _described(path, self.experiment)
+            finished = all(self.job(each).finished for each in needs) and self._finished(path, kind, settings)
+            self.known[path] = Job(path, kind, settings, needs, finished, self._estimate(path, kind, settings))
+        return self.known[path]
+
+    def all_of(self, paths: Sequence[str]) -> list[Job]:
+        """The jobs of these files and of all that they need."""
+        found: dict[str, Job] = {}
+        queue = list(paths)
+        while queue:
+            job = self.job(queue.pop())
+            if job.path not in found:
+                found[job.path] = job
+                queue += job.needs
+        return list(found.values())
+
+    def hours(self, left: list[Job]) -> tuple[float, float]:
+        """(core hours, hours on this many cores) of the jobs whose time is known."""
+        timed = {job.path: job.estimate.seconds for job in left if job.estimate.seconds is not None}
+        alone = sum(seconds for path, seconds in timed.items() if path in SPEED)
+        beside = sum(timed.values()) - alone
+
+        @cache
+        def chain(path: str) -> float:
+            return timed.get(path, 0.0) + max((chain(each) for each in self.job(path).needs), default=0.0)
+
+        longest = max((chain(path) for path in timed if path not in SPEED), default=0.0)
+        return (beside + self.cores * alone) / 3600, (max(beside / self.cores, longest) + alone) / 3600
+
+    def _estimate(self, path: str, kind: str, settings: dict | None) -> Estimate:
+        if kind == "fetch":
+            return Estimate("fetch", disk=self._size(path))
+        if settings is None:
+            return cost.by_path(path, self.records)
+        return cost.predict(kind, settings, self.records)
+
+    def _size(self, path: str) -> float | None:
+        """MiB of what a manifest lists, where a folder holds that manifest."""
+        for manifest in (folder / path for folder in self.folders):
+            if manifest.exists():
+                return sum(each["size"] for each in json.loads(manifest.read_text())["files"].values()) / MIB
+        return None
+
+    def _finished(self, path: str, kind: str, settings: dict | None) -> bool:
+        """Whether the folder holds this job's result, by the same settings and source, as far as they are known."""
+        if settings is None:
+            return (self.results / path).exists()
+        home = path.replace(".json", ".result.json") if kind == "pretraining" else path
+        try:
+            result = read_result(self.results / home)
+        except UserError:
+            return False
+        return result["settings"] == settings and result["provenance"]["code"] == _code(kind)
+
+
+def text(experiment: Experiment, exhibits: dict[str, list[str]], results: Path, reference: Path, cores: int) -> str:
+    """The page. exhibits: {name: result files relative to `results`}; reference: the folder of recorded scales."""
+    plan = Plan(experiment, results, sorted(path for path in Path(reference).glob("*") if path.is_dir()), cores)
+    plans = {name: plan.all_of(paths) for name, paths in exhibits.items()}
+    plans["All of these, shared jobs once"] = plan.all_of([path for paths in exhibits.values() for path in paths])
+    grid = Grid("Jobs still to run", HEADER, [_line(name, plan, found) for name, found in plans.items()])
+    return layout.markdown(f"What the scale {experiment.scale} will take", [grid], _notes(plan))
+
+
+def _result_of(path: str) -> str:
+    """The file that stands for a job: a training's result and a model's manifest, for all that they write."""
+    place, name, *rest = path.split("/")
+    if place == "training":
+        return "/".join([place, name, *rest[:3], "result.json"])
+    if place == "models":
+        name = name.removesuffix(".log.jsonl").removesuffix(".json").removesuffix(".result")
+        return f"{place}/{name}.json"
+    return path
+
+
+def _described(path: str, experiment: Experiment) -> tuple[str, dict | None, tuple[str, ...]]:
+    """(kind as its result names it, settings or None where there are none, needed files) of a result file."""
+    place, *rest = path.split("/")
+    if path in SPEED:
+        job = experiment.speed.attention if SPEED[path] == "attention" else jobs.methods_job(experiment)
+        return SPEED[path], job.model_dump(mode="json"), ()
+    if place == "models" and experiment.model_settings[rest[0].removesuffix(".json")].pretraining:
+        job = jobs.pretrain_job(experiment, rest[0].removesuffix(".json"))
+        needs = [f"corpora/{name}.json" for name in job.pretraining.corpora]
+        return "pretraining", job.model_dump(mode="json"), tuple(needs)
+    if place in ("models", "corpora", "benchmarks"):
+        return "fetch", None, ()
+    if place not in ("training", "perplexity", "downstream"):
+        return place, None, ()
+    model, corpus, method = rest[:3]
+    training = f"training/{model}/{corpus}/{method}"
+    needs = [f"models/{model}.json"]
+    if place != "downstream":
+        needs.append(f"corpora/{corpus}.json")
+    if place == "training":
+        job = jobs.train_job(experiment, model, corpus, method, _seed(rest[3]))
+        return place, job.model_dump(mode="json"), tuple(needs)
+    make = {"perplexity": jobs.perplexity_job, "downstream": jobs.downstream_job}[place]
+    job = make(experiment, model, corpus, method, rest[3], _seed(rest[4].removesuffix(".json")))
+    if place == "downstream":
+        needs += [f"benchmarks/{task}.json" for task in job.downstream.tasks]
+    if experiment.methods[method].training:
+        needs.append(f"{training}/seed{job.seed}/result.json")
+    return place, job.model_dump(mode="json"), tuple(needs)
+
+
+def _seed(part: str) -> int:
+    return int(part.removeprefix("seed"))
+
+
+@cache
+def _code(kind: str) -> str:
+    return digest([MODULES[kind]])
+
+
+def _line(name: str, plan: Plan, found: list[Job]) -> list[str]:
+    left = [job for job in found if not job.finished]
+    fetched = [job for job in left if job.kind == "fetch"]
+    work = [job for job in left if job.kind != "fetch"]
+    bases = Counter(job.estimate.basis for job in work)
+    core_hours, hours = plan.hours(work)
+    memory = [job.estimate.memory for job in work if job.estimate.memory is not None]
+    disk = [job.estimate.disk for job in left if job.estimate.disk is not None]
+    rests = [f"{bases[basis]} {basis}" for basis in ("like", "scaled", "other", "unknown") if bases[basis]]
+    rests += [f"{len(fetched)} download{'s' * (len(fetched) > 1)}"] * bool(fetched)
+    unknown = len(work) - len(memory)
+    return [
+        name,
+        str(len(left)),
+        str(len(found) - len(left)),
+        _known(core_hours, unknown, len(work)),
+        _known(hours, unknown, len(work)),
+        _known(max(memory, default=0.0) / 1024, unknown, len(work)),
+        _known(sum(disk) / 1024, len(left) - len(disk), len(left)),
+        ", ".join(rests) or "-",
+    ]
+
+
+def _known(value: float, unknown: int, jobs: int) -> str:
+    """A number, more than it where some jobs are unknown, and no number where all are."""
+    if not jobs:
+        return "-"
+    if unknown == jobs or (unknown and value < LEAST):
+        return "unknown"
+    return f"over {value:.2f}" if unknown else f"{value:.2f}" if value >= LEAST else f"<{LEAST}"
+
+
+def _notes(plan: Plan) -> list[str]:
+    unknown = sorted(job.path for job in plan.known.values() if not job.finished and job.estimate.basis == "unknown")
+    processors = sorted({record.processor for record in plan.records})
+    notes = [
+        "Finished jobs (same settings, same source) are not counted. Tables, figures and verdicts take seconds and are "
+        "left out, and so is the time of downloads, which the network decides.",
+        "like: from a run with the same settings; scaled: the same row with other amounts of work; other: another row "
+        "of the same model, the slowest where the method differs; unknown: nothing recorded, so sums are too small.",
+        f"Hours here: {plan.cores} core{'s' * (plan.cores > 1)}, one job a core, timings alone on all. While a job "
+        "trains every weight, its checkpoint takes three times as much disk again. What a job takes to start, some "
+        "seconds of imports, no result records, so none is counted.",
+        f"Recorded on {', '.join(processors) or 'nothing'}; this machine: {processor()}.",
+    ]
+    if unknown:
+        shown = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+        notes.append(f"Unknown: {shown}.")
+    return notes

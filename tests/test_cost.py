@@ -1,0 +1,257 @@
+"""What a run will take: recorded runs predict themselves, and amounts of work scale as they should."""
+
+import json
+from pathlib import Path
+
+import pytest
+from paper_results import REPOSITORY
+from paper_results import experiment as default
+
+from focus import cost, cost_table, jobs
+from focus.config import AttentionBenchmark, Experiment
+from focus.cost import Record, predict
+from focus.cost_table import Plan
+
+REFERENCES = sorted((REPOSITORY / "results/reference").iterdir())
+MODEL = "gpt2-mini"
+HEADLINE = [
+    f"perplexity/{MODEL}/austen/focus/soft/seed0.json",
+    f"downstream/{MODEL}/austen/focus/soft/seed0.json",
+    f"perplexity/{MODEL}/austen/pretrained/full/seed0.json",
+]
+TRAINING = f"training/{MODEL}/austen/focus/seed0/result.json"
+
+
+@pytest.mark.parametrize("folder", REFERENCES, ids=lambda folder: folder.name)
+def test_recorded_runs_predict_themselves(folder):
+    records = cost.read([folder])
+    assert len({record.kind for record in records}) >= 5
+    for record in records:
+        if record.kind not in cost.AMOUNT:
+            continue
+        estimate = predict(record.kind, record.settings, records)
+        assert estimate.basis == "like", record.path
+        assert (estimate.seconds, estimate.memory) == pytest.approx((record.seconds, record.memory)), record.path
+
+
+def experiment(**changes) -> Experiment:
+    """The default scale with the steps, corpora and tasks that the numbers below are for."""
+    settings = default().model_dump(mode="json")
+    for method, trains in (("focus", "centroids"), ("focus-paper", "centroids"), ("full-finetuning", "everything")):
+        settings["methods"][method]["training"]["phases"] = phases((trains, 100))
+    settings["model_settings"][MODEL]["pretraining"]["corpora"] = ["austen", "wikipedia", "essays"]
+    settings["evaluation"]["downstream"]["tasks"] = dict.fromkeys(("hellaswag", "arc_easy", "piqa", "lambada"), 32)
+    return Experiment.model_validate(settings | {"seeds": [0]} | changes)
+
+
+def make(kind, job, seconds=100.0, memory=1000.0, **metrics) -> Record:
+    return Record("somewhere.json", kind, job.model_dump(mode="json"), metrics, seconds, memory, "A Processor", 2**20)
+
+
+def trained(experiment: Experiment, method: str, seed: int = 0, seconds: float = 100.0) -> Record:
+    job = jobs.train_job(experiment, MODEL, "austen", method, seed)
+    return make("training", job, seconds, training_seconds=seconds - 10, trained_parameters=2**20)
+
+
+def asked(experiment: Experiment, method: str, seed: int = 0, model: str = MODEL) -> dict:
+    return jobs.train_job(experiment, model, "austen", method, seed).model_dump(mode="json")
+
+
+def changed(method: str, **training) -> Experiment:
+    """The default scale with other settings of a method's training."""
+    base = experiment()
+    settings = base.methods[method].model_dump(mode="json")
+    settings["training"] |= training
+    return experiment(methods=base.model_dump(mode="json")["methods"] | {method: settings})
+
+
+def phases(*steps: tuple[str, int]) -> list[dict]:
+    return [{"trains": trains, "steps": count, "learning_rate": 1.0e-3} for trains, count in steps]
+
+
+def test_training_grows_with_its_steps_and_not_its_start():
+    records = [trained(experiment(), "focus")]
+    longer = predict("training", asked(changed("focus", phases=phases(("centroids", 300))), "focus"), records)
+    assert (longer.basis, longer.seconds, longer.memory, longer.disk) == ("scaled", 10 + 3 * 90, 1000, 4)
+    wider = predict("training", asked(changed("focus", batch_size=2), "focus"), records)
+    assert (wider.seconds, wider.memory) == (10 + 2 * 90, 2000)
+
+
+def test_seeds_and_rates_are_like_runs_and_several_are_averaged():
+    records = [trained(experiment(), "focus", seed, seconds) for seed, seconds in ((0, 100.0), (1, 140.0))]
+    assert predict("training", asked(experiment(), "focus", 1), records).seconds == 140.0
+    third = predict("training", asked(experiment(), "focus", 2), records)
+    assert (third.basis, third.seconds) == ("like", 120.0)
+    faster = changed("focus", phases=[{"trains": "centroids", "steps": 100, "learning_rate": 0.5}])
+    assert predict("training", asked(faster, "focus", 2), records).basis == "like"
+
+
+def test_other_rows_stand_in_when_they_train_the_same_and_no_other_model_does():
+    records = [trained(experiment(), "focus"), trained(experiment(), "full-finetuning", seconds=210.0)]
+    paper = predict("training", asked(experiment(), "focus-paper"), records)
+    assert (paper.basis, paper.seconds) == ("other", 100.0)
+    assert predict("training", asked(experiment(), "focus", model="smollm2-135m-instruct"), records) is cost.UNKNOWN
+    assert predict("training", asked(experiment(), "full-finetuning"), records[:1]) is cost.UNKNOWN
+    both = changed("focus", phases=phases(("centroids", 100), ("everything", 200)))
+    two = predict("training", asked(both, "focus"), records)
+    assert (two.basis, two.seconds) == ("other", 100 + 10 + 2 * 200)
+    none = predict("training", asked(experiment(), "focus-untrained"), records)
+    assert (none.basis, none.seconds, none.disk) == ("other", 10.0, 0.0)
+    assert predict("training", asked(experiment(), "focus"), []) is cost.UNKNOWN
+
+
+def evaluated(experiment: Experiment, kind: str, method: str = "pretrained", variant: str = "full") -> dict:
+    make_job = {"perplexity": jobs.perplexity_job, "downstream": jobs.downstream_job}[kind]
+    return make_job(experiment, MODEL, "austen", method, variant, 0)
+
+
+def more(**evaluation) -> Experiment:
+    base = experiment()
+    settings = base.evaluation.model_dump(mode="json")
+    return experiment(evaluation={kind: settings[kind] | evaluation.get(kind, {}) for kind in settings})
+
+
+def test_perplexity_grows_with_its_windows():
+    records = [make("perplexity", evaluated(experiment(), "perplexity"))]
+    windows = 3 * experiment().evaluation.perplexity.windows
+    job = evaluated(more(perplexity={"windows": windows, "batch_size": 2}), "perplexity").model_dump(mode="json")
+    estimate = predict("perplexity", job, records)
+    assert (estimate.basis, estimate.seconds, estimate.memory, estimate.disk) == ("scaled", 300.0, 2000.0, 1.0)
+
+
+def test_the_slowest_row_stands_in_for_one_never_run():
+    records = [
+        make("perplexity", evaluated(experiment(), "perplexity", *row), seconds)
+        for seconds, row in ((50.0, ("pretrained", "full")), (90.0, ("focus", "hard-k1")), (70.0, ("focus", "soft")))
+    ]
+    window = predict("perplexity", evaluated(experiment(), "perplexity", "window").model_dump(mode="json"), records)
+    assert (window.basis, window.seconds) == ("other", 90.0)
+    paper = evaluated(experiment(), "perplexity", "focus-paper", "soft").model_dump(mode="json")
+    assert predict("perplexity", paper, records).seconds == 70.0
+
+
+def test_tasks_grow_with_their_items_and_an_unrecorded_one_is_unknown():
+    few = more(downstream={"tasks": {"piqa": 10, "lambada": 10}})
+    tasks = {"piqa": {"items": 10, "positions": 100}, "lambada": {"items": 10, "positions": 900}}
+    records = [make("downstream", evaluated(few, "downstream"), tasks=tasks)]
+    many = evaluated(more(downstream={"tasks": {"piqa": 10, "lambada": 20}}), "downstream").model_dump(mode="json")
+    assert predict("downstream", many, records).seconds == pytest.approx(190.0)
+    other = evaluated(more(downstream={"tasks": {"hellaswag": 10}}), "downstream").model_dump(mode="json")
+    assert predict("downstream", other, records) is cost.UNKNOWN
+
+
+def test_timing_grows_with_its_lengths():
+    speed = AttentionBenchmark(lengths=[4096], groups=[4], seconds=0.01)
+    rows = [{"length": 4096, "full_ms": 100.0}]
+    records = [make("attention", speed, forward=rows)]
+    longer = speed.model_copy(update={"lengths": [4096, 65536]}).model_dump(mode="json")
+    estimate = predict("attention", longer, records)
+    assert (estimate.basis, estimate.seconds, estimate.memory) == ("scaled", pytest.approx(25_700), 16_000)
+    slower = speed.model_copy(update={"seconds": 1.25, "threads": [1, 2]}).model_dump(mode="json")
+    assert predict("attention", slower, records).seconds == pytest.approx(2_000)
+    job = jobs.MethodsJob(rows=[], lengths=[1024], heads=1, head_dim=8, seconds=1.0, seed=0).model_dump(mode="json")
+    row = {"method": "x"}
+    done = Record("x", "methods", job | {"rows": [row]}, {}, 10.0, 100.0, "A Processor", 1)
+    twice = predict("methods", job | {"rows": [row, row], "lengths": [2048]}, [done])
+    assert (twice.basis, twice.seconds) == ("scaled", 80.0)
+
+
+def test_what_is_no_result_is_passed_over(tmp_path):
+    (tmp_path / "claims.json").write_text("[]")
+    (tmp_path / "broken.json").write_text("{")
+    (tmp_path / "manifest.json").write_text('{"files": {}}')
+    assert cost.read([tmp_path, tmp_path / "missing"]) == []
+
+
+def finish(plan: Plan, path: str) -> None:
+    """Write the result of a job as if it had run in 3600 seconds with 2 GiB."""
+    job = plan.job(path)
+    home = plan.results / (path.replace(".json", ".result.json") if job.kind == "pretraining" else path)
+    home.parent.mkdir(parents=True, exist_ok=True)
+    (plan.results / path).parent.mkdir(parents=True, exist_ok=True)
+    (plan.results / path).write_text('{"files": {"x": {"size": 1048576}}}')
+    if job.settings is not None:
+        provenance = {"code": cost_table._code(job.kind), "seconds": 3600.0, "peak_memory_mib": 2048, "processor": "P"}
+        metrics = {"training_seconds": 3600.0, "trained_parameters": 2**28}
+        metrics["tasks"] = {task: {"items": 1, "positions": 1} for task in experiment().evaluation.downstream.tasks}
+        if job.kind not in ("training", "pretraining"):
+            del metrics["training_seconds"]
+        result = {"result_version": 1, "experiment": job.kind, "settings": job.settings, "metrics": metrics}
+        home.write_text(json.dumps(result | {"provenance": provenance}))
+
+
+def plan_of(results: Path, settings: Experiment | None = None, recorded=(), cores: int = 2) -> Plan:
+    return Plan(settings or experiment(), results, list(recorded), cores)
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A reference folder in which everything that HEADLINE needs took an hour."""
+    plan = plan_of(tmp_path / "reference/laptop")
+    for job in plan.all_of(HEADLINE):
+        finish(plan, job.path)
+    return tmp_path / "reference/laptop"
+
+
+def test_a_plan_holds_what_the_files_need(recorded, tmp_path):
+    found = plan_of(tmp_path / "results", recorded=[recorded]).all_of(HEADLINE)
+    kinds = [job.kind for job in found]
+    assert {kind: kinds.count(kind) for kind in kinds} == {
+        **{"perplexity": 2, "downstream": 1, "training": 1, "pretraining": 1},
+        "fetch": 3 + 4,
+    }
+    assert not any(job.finished for job in found)
+
+
+def test_hours_are_those_of_the_longest_chain_or_of_all_cores(recorded, tmp_path):
+    for cores, expected in ((1, 5.0), (2, 3.0), (8, 3.0)):
+        plan = plan_of(tmp_path / "results", recorded=[recorded], cores=cores)
+        assert plan.hours([job for job in plan.all_of(HEADLINE) if job.kind != "fetch"]) == pytest.approx((5, expected))
+
+
+def test_finished_jobs_are_not_counted_and_those_after_an_unfinished_one_are(recorded, tmp_path):
+    plan = plan_of(tmp_path / "results", recorded=[recorded])
+    for job in plan.all_of(HEADLINE):
+        finish(plan, job.path)
+    assert all(job.finished for job in plan_of(plan.results).all_of(HEADLINE))
+    longer = changed("focus", phases=phases(("centroids", 300)))
+    left = [job.path for job in plan_of(plan.results, longer).all_of(HEADLINE) if not job.finished]
+    assert sorted(left) == sorted([*HEADLINE[:2], TRAINING])
+    path = plan.results / TRAINING
+    path.write_text(path.read_text().replace(cost_table._code("training"), "0" * 64))
+    assert [job.path for job in plan_of(plan.results).all_of([TRAINING]) if not job.finished] == [TRAINING]
+
+
+def test_all_that_a_job_writes_stands_for_it(tmp_path):
+    plan = plan_of(tmp_path)
+    log = TRAINING.replace("result.json", "log.jsonl")
+    assert plan.job(log) is plan.job(TRAINING)
+    assert plan.job(f"models/{MODEL}.log.jsonl") is plan.job(f"models/{MODEL}.json")
+
+
+def test_kinds_that_nobody_taught_it_count_by_their_place_or_as_unknown(tmp_path):
+    result = {"result_version": 1, "experiment": "groups", "settings": {}, "metrics": {}}
+    result |= {"provenance": {"seconds": 7.0, "peak_memory_mib": 3, "processor": "P"}}
+    (tmp_path / "old/groups").mkdir(parents=True)
+    (tmp_path / "old/groups/a.json").write_text(json.dumps(result))
+    plan = plan_of(tmp_path / "results", recorded=[tmp_path / "old"])
+    assert plan.job("groups/a.json").estimate.seconds == 7.0
+    assert plan.job("groups/b.json").estimate is cost.UNKNOWN
+
+
+def cells(page: str, name: str) -> list[str]:
+    line = next(line for line in page.splitlines() if line.startswith(f"| {name}"))
+    return [cell.strip() for cell in line.strip("| ").split("|")][1:]
+
+
+def test_the_page_counts_shared_jobs_once_and_never_unknown_ones_as_nothing(recorded, tmp_path):
+    exhibits = {"tables/a": HEADLINE, "figures/b": HEADLINE[2:], "tables/c": ["groups/b.json"]}
+    page = cost_table.text(experiment(), exhibits, tmp_path / "results", tmp_path / "reference", 2)
+    assert cells(page, "tables/a") == ["12", "0", "5.00", "3.00", "2.00", "2.01", "5 like, 7 downloads"]
+    assert cells(page, "figures/b") == ["5", "0", "2.00", "2.00", "2.00", "1.00", "2 like, 3 downloads"]
+    assert cells(page, "tables/c") == ["1", "0", *["unknown"] * 4, "1 unknown"]
+    assert cells(page, "All of these") == [
+        *("13", "0", "over 5.00", "over 3.00", "over 2.00", "over 2.01"),
+        "5 like, 1 unknown, 7 downloads",
+    ]
+    assert "Unknown: groups/b.json." in page
