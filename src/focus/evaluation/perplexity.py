@@ -108,9 +108,9 @@ def perplexity(
 
 
 def pairs_kept(job: PerplexityJob, method, layers: list[dict[str, float]]) -> dict[str, float]:
-    """Shares of the pairs that attention really reads: all under full and soft attention, else counted or observed."""
+    """Shares of the pairs that attention really reads, counted or observed; all under soft and the model's own."""
     counted = method.pairs_kept(job.settings, job.model_settings.window, job.model_settings.context)
-    if counted is None and job.attention == "hard":
+    if counted is None and job.attention != "soft" and all("pairs_kept" in layer for layer in layers):
         counted = fmean(layer["pairs_kept"] for layer in layers), fmean(layer["far_pairs_kept"] for layer in layers)
     every, far = counted or (1.0, 1.0)
     return {"pairs_kept": every, "far_pairs_kept": far}
