@@ -47,6 +47,7 @@ def small_blocks(monkeypatch):
     monkeypatch.setattr(selection, "ROWS", 16)
     monkeypatch.setattr(performer, "CHUNK", 10)
     monkeypatch.setattr(magicpig, "CACHED", 500)
+    monkeypatch.setattr(magicpig, "HASHED", 10)
 
 
 def cases_of(kind):

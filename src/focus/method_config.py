@@ -133,7 +133,7 @@ class WindowSettings(_Method):
 
 
 class OracleTopKSettings(_Method):
-    """Keys of largest true weight: the ceiling for any selection of that size."""
+    """Keys of largest true weight: the most that a selection of that size can hold."""
 
     kind: Literal["oracle_top_k"] = Field(description="the method file")
     tokens: Count = Field(32, description="keys that a query reads")

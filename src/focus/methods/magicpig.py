@@ -23,6 +23,7 @@ from focus.method_config import Method
 from focus.methods.selection import PairCounter, causal_blocks, distances
 from focus.methods.structural import Call, LayerState, Structural
 
+HASHED = 1024
 CACHED = 1 << 19
 FEW = 1e-3
 SMALLEST = 1e-18
@@ -69,10 +70,14 @@ def log_probability(cosine: Tensor, bits: int, tables: int) -> Tensor:
 
 
 def codes_of(vectors: Tensor, planes: Tensor, bits: int) -> Tensor:
-    """The buckets [..., L] of vectors [..., D]: uint8 where that holds `bits` signs, else int16."""
-    signs = (vectors @ planes > 0).unflatten(-1, (-1, bits))
-    powers = 2 ** torch.arange(bits, device=signs.device)
-    return (signs * powers).sum(dim=-1).to(torch.uint8 if bits <= 8 else torch.int16)
+    """The buckets [..., n, L] of vectors [..., n, D]: uint8 where that holds `bits` signs, else int16."""
+    dtype = torch.uint8 if bits <= 8 else torch.int16
+    powers = 2 ** torch.arange(bits, device=planes.device).to(dtype)
+    codes = []
+    for some in vectors.split(HASHED, dim=-2):
+        signs = (some @ planes > 0).unflatten(-1, (-1, bits))
+        codes.append((signs * powers).sum(dim=-1, dtype=dtype))
+    return torch.cat(codes, dim=-2)
 
 
 def collisions(queries: Tensor, keys: Tensor) -> Tensor:

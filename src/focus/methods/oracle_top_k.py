@@ -1,7 +1,8 @@
-"""Top-k attention by the true scores: the ceiling for every method that selects that many keys a query.
+"""Top-k attention by the true scores: the most weight that so many keys a query can hold, so a bound for selection.
 
-No method of its own but a bound that papers on selection report (SparQ, arXiv 2312.04985; MagicPIG, arXiv 2410.16179):
-it computes all scores only to find the largest, so it saves nothing that a clever selection would.
+No method of its own but the bound that papers on selection report (arXiv 2312.04985, arXiv 2410.16179): it computes all
+scores only to find the largest, so it saves nothing that a clever selection would. It bounds the weight held, not the
+perplexity: the weight that is left out is shared among what is read, whatever its values.
 """
 
 from __future__ import annotations
