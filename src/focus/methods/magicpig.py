@@ -58,7 +58,7 @@ class MagicPIG(Structural):
             outputs.append(block.weighted(scores.softmax(dim=-1).nan_to_num(0.0)))
             counter.add_mask(block, read)
         counter.report()
-        return torch.cat(outputs, dim=2)
+        return torch.cat(outputs[::-1], dim=2)
 
 
 def log_probability(cosine: Tensor, bits: int, tables: int) -> Tensor:

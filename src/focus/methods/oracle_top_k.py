@@ -32,4 +32,4 @@ class OracleTopK(Structural):
             outputs.append(attend_to(block, index, read))
             counter.add(block, index, read)
         counter.report()
-        return torch.cat(outputs, dim=2)
+        return torch.cat(outputs[::-1], dim=2)

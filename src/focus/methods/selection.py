@@ -17,10 +17,13 @@ ROWS = 128
 
 
 def causal_blocks(call: Call) -> Iterator[Call]:
-    """Some queries at a time, each time a call of its own with the keys up to the last of them."""
+    """Some queries at a time, the last ones first, each time a call of its own with the keys up to the last of them.
+
+    In this order each block fits into the memory that the one before it freed.
+    """
     dtype = torch.promote_types(call.query.dtype, torch.float32)
     query, key, value = (tensor.to(dtype) for tensor in (call.query, call.key, call.value))
-    for start in range(0, query.shape[2], ROWS):
+    for start in reversed(range(0, query.shape[2], ROWS)):
         stop = min(start + ROWS, query.shape[2])
         keys = call.offset + stop
         yield replace(

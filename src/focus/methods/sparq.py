@@ -43,7 +43,7 @@ class SparQ(Structural):
         """Guesses for some queries, then attention over the chosen keys."""
         call.state.backend = "scores, gathered"
         settings = call.state.settings
-        counter, outputs, first = PairCounter(call.state), [], 0
+        counter, outputs = PairCounter(call.state), []
         means = running_mean(call) if settings.mean_reallocation else None
         for block in causal_blocks(call):
             with torch.no_grad():
@@ -54,12 +54,12 @@ class SparQ(Structural):
             if means is not None:
                 shared = index.unsqueeze(2).expand(-1, -1, guesses.shape[2], -1, -1)
                 alpha = guesses.gather(-1, shared).sum(dim=-1, keepdim=True)
+                first = block.offset - call.offset
                 mean = means[:, :, first : first + out.shape[2]].unsqueeze(2)
                 out = torch.lerp(mean, out.unflatten(1, guesses.shape[1:3]), alpha).flatten(1, 2)
-            first += out.shape[2]
             outputs.append(out)
         counter.report()
-        return torch.cat(outputs, dim=2)
+        return torch.cat(outputs[::-1], dim=2)
 
 
 def guessed_weights(block: Call, components: int) -> Tensor:
