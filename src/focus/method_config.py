@@ -164,6 +164,47 @@ class WindowSettings(_Method):
     sinks: NonNegative = Field(0, description="first tokens that every query may see")
 
 
+class OracleTopKSettings(_Method):
+    """Keys of largest true weight: the most that a selection of that size can hold."""
+
+    kind: Literal["oracle_top_k"] = Field(description="the method file")
+    tokens: Count = Field(32, description="keys that a query reads")
+
+
+class SparQSettings(_Method):
+    """Keys chosen by scores guessed from the query's largest components (SparQ, arXiv 2312.04985)."""
+
+    kind: Literal["sparq"] = Field(description="the method file")
+    tokens: Count = Field(32, description="k, the keys that a query reads, its own counted")
+    local: NonNegative = Field(8, description="how many of them are the most recent; the paper takes a quarter of k")
+    components: Count = Field(16, description="r, the query's components that the guess reads, at most the head size")
+    mean_reallocation: bool = Field(False, description="mix in the mean value for the weight guessed to be left out")
+
+    @model_validator(mode="after")
+    def _consistent(self) -> SparQSettings:
+        if self.local > self.tokens:
+            raise ValueError(f"local must be at most tokens ({self.tokens}), got {self.local}")
+        return self
+
+
+class MagicPIGSettings(_Method):
+    """Keys sampled by locality-sensitive hashing (MagicPIG, arXiv 2410.16179)."""
+
+    kind: Literal["magicpig"] = Field(description="the method file")
+    tables: int = Field(75, ge=2, le=255, description="L, the hash tables; two collisions make a sample")
+    bits: int = Field(8, ge=1, le=15, description="K, the signs that make a hash")
+    sinks: NonNegative = Field(4, description="first real tokens that every query reads")
+    local: Count = Field(8, description="most recent keys that a query reads, its own counted")
+    centred: bool = Field(True, description="hash keys relative to the mean of the keys up to them")
+
+
+class PerformerSettings(_Method):
+    """Linear attention by positive orthogonal random features (Performer, arXiv 2009.14794)."""
+
+    kind: Literal["performer"] = Field(description="the method file")
+    features: Count = Field(256, description="m, the random features of a head")
+
+
 class FocusSettings(_Method):
     """Learned groups gate the far pairs (the paper)."""
 
@@ -247,6 +288,10 @@ Method = Annotated[
     PretrainedSettings
     | FullFinetuningSettings
     | WindowSettings
+    | OracleTopKSettings
+    | SparQSettings
+    | MagicPIGSettings
+    | PerformerSettings
     | FocusSettings
     | LoraSettings
     | LongformerSettings

@@ -6,11 +6,15 @@ from focus.methods.focus import Focus
 from focus.methods.full_finetuning import FullFinetuning
 from focus.methods.longformer import Longformer
 from focus.methods.lora import Lora
+from focus.methods.magicpig import MagicPIG
 from focus.methods.moba import Moba
+from focus.methods.oracle_top_k import OracleTopK
+from focus.methods.performer import Performer
 from focus.methods.pretrained import Pretrained
 from focus.methods.quest import Quest
 from focus.methods.routing_transformer import RoutingTransformer
 from focus.methods.s2 import S2
+from focus.methods.sparq import SparQ
 from focus.methods.window import Window
 
 METHODS: dict[str, MethodKind] = {
@@ -23,6 +27,10 @@ METHODS: dict[str, MethodKind] = {
     "s2": S2(),
     "moba": Moba(),
     "quest": Quest(),
+    "oracle_top_k": OracleTopK(),
+    "sparq": SparQ(),
+    "magicpig": MagicPIG(),
+    "performer": Performer(),
     "focus": Focus(),
     "lora": Lora(),
 }
