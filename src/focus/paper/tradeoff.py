@@ -56,7 +56,8 @@ def write(
     when a result is missing, unless `partial`: then the row is left out and named below the panels.
     """
     entries = rows.gather(exhibit, experiment, results_root, partial=partial)
-    models = [model for model in exhibit.models or experiment.models if rows.reference(entries, model)]
+    measured = {entry.model for entry in entries if rows.reference(entries, entry)}
+    models = [model for model in exhibit.models or experiment.models if model in measured]
     if not models:
         raise UserError(f"figures.{figure}.rows: expected a pretrained row with results to compare with, found none")
     timed = load(Path(results_root) / RESULT)
@@ -95,13 +96,13 @@ def points(entries: list[Entry], model: str, timed: dict) -> list[Point]:
 
     Raises UserError for a row that the timing does not know.
     """
-    base, found = rows.reference(entries, model), []
+    found = []
     for entry in entries:
         if entry.model != model or not entry.runs:
             continue
         case = _case(entry, timed)
         if "speedup" in case:
-            change = entry.against(base)
+            change = entry.against(rows.reference(entries, entry))
             found.append(Point(entry, case["speedup"], *case["speedup_range"], change.value, change.error or 0.0))
     return found
 
