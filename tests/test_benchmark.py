@@ -82,4 +82,4 @@ def test_a_run_reports_every_table(tmp_path):
     assert kept[2:] == [1.0, 1.0]
     assert [row["backend"] for row in metrics["membership"]][2:] == ["full/cpu-flash"] * 2
     assert [row["paper"] for row in metrics["membership"]] == pytest.approx([4, 2, 4 / 3, 1])
-    assert {row["groups"] for row in metrics["memory"]} == {None, 8}
+    assert {row["groups"] for row in metrics["memory"]} == {None, 4, 8}

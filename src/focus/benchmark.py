@@ -63,7 +63,7 @@ def run(job: AttentionBenchmark, output: Path) -> None:
         + len(job.training_lengths)
         + len(job.decode_lengths)
         + len(job.model_lengths)
-    ) + 2 * len(memory_lengths)
+    ) + (1 + len(job.groups)) * len(memory_lengths)
     progress = Progress("attention", cells)
     try:
         for threads in counts:
@@ -91,7 +91,7 @@ def run(job: AttentionBenchmark, output: Path) -> None:
                 metrics["decode_model"] += [_decode_model(job, length, groups, threads) for groups in job.groups]
                 progress.step()
         for length in memory_lengths:
-            for groups in (None, job.groups[-1]):
+            for groups in (None, *job.groups):
                 metrics["memory"].append({"length": length, "groups": groups, "mib": _peak_memory(job, length, groups)})
                 progress.step()
     finally:

@@ -25,7 +25,7 @@ from focus.errors import UserError
 
 BAND_ROWS = 2048
 SINK_ROWS = 4096
-SHARED_ROWS = 320
+SHARED_ROWS = 1280
 MAX_GROUPS_IN_BITS = 62
 
 
