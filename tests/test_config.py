@@ -221,6 +221,22 @@ def test_jobs_survive_the_trip_through_the_command_line():
     assert (job.attention, job.top_k) == ("hard", 2)
 
 
+def test_what_draws_at_random_is_repeated_like_what_trains(overlay):
+    experiment = overlay("seeds: [3, 4]")
+    for method in ("bigbird", "magicpig", "performer", "routing-transformer", "focus", "focus-untrained"):
+        assert experiment.seeds_of("gpt2-mini", method) == [3, 4], method
+    for method in ("pretrained", "window", "longformer", "sparq", "quest"):
+        assert experiment.seeds_of("gpt2-mini", method) == [3], method
+
+
+@pytest.mark.parametrize("make", [jobs.downstream_job, jobs.generation_job])
+@pytest.mark.parametrize("variant", ["full", "soft", "hard-k2"])
+def test_a_context_of_a_rows_own_is_none_of_the_tasks(make, variant):
+    experiment = scales.load([BASE])
+    row = experiment, "gpt2-mini", "austen", "focus"
+    assert make(*row, f"{variant}-t2048", 0) == make(*row, variant, 0)
+
+
 def test_a_job_changes_only_with_what_it_reads(overlay):
     def job(experiment):
         return jobs.train_job(experiment, "gpt2-mini", "austen", "focus", 0).model_dump_json()

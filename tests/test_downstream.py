@@ -105,6 +105,12 @@ def test_requests_are_worded_as_the_tasks_are():
     assert requests("lambada")[0] == (beginning, f" {last}")
 
 
+@pytest.mark.parametrize(("lengths", "window"), [([1], 0), ([3, 1, 7], 2), ([5, 5], 4), ([9, 2], 0)])
+def test_a_position_is_beyond_the_window_when_its_first_key_is(lengths, window):
+    far = [position > window for length in lengths for position in range(length)]
+    assert downstream.beyond_window(lengths, window) == sum(far) / len(far)
+
+
 def test_positions_beyond_the_window_are_counted():
     measured = downstream.accuracy(row_lm(tiny_model()), "lambada", ITEMS["lambada"], 20)
     lengths = [min(len(item["text"]) - 1, CONTEXT) for item in ITEMS["lambada"]]

@@ -200,7 +200,7 @@ def test_assignments_are_the_routers(attention):
         assert found.confidence[layer, CONTEXT:] == pytest.approx(assignment.amax(dim=1).numpy(), rel=1e-5)
     assert found.ids.tolist() == torch.cat([window.tokens for window in windows]).tolist()
     assert found.first.argmax(axis=2).tolist() == found.groups[:, :CONTEXT].tolist()
-    assert not any(router._forward_hooks for router in adapter.routers(model))
+    assert all(router.seen is None for router in adapter.routers(model))
 
 
 def test_assignments_that_are_not_finite_are_refused():

@@ -9,11 +9,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from focus.attention.reference import causal_pairs, near_pairs, sink_keys
 from focus.errors import UserError
-from focus.method_config import KINDS, Balance, Phase, Training, make_method
+from focus.method_config import KINDS, Balance, Method, Phase, Training, make_method
 from focus.methods import METHODS
 
 TOKENS = torch.arange(40)[None] * 7 % 250
 EVERYTHING = Phase(trains="everything", steps=1, learning_rate=1e-3)
+METHOD_CLASSES = dict(zip(KINDS, get_args(get_args(Method)[0]), strict=True))
 SETTINGS = {
     "pretrained": make_method(kind="pretrained", label="pretrained"),
     "window": make_method(kind="window", label="window", sinks=2),
@@ -34,6 +35,24 @@ def attached(kind, settings=None, window=WINDOW, model=None):
 
 def test_every_kind_of_the_config_is_here():
     assert METHODS.keys() == set(KINDS)
+
+
+SMALL = {
+    **{"longformer": {"global_tokens": 2}, "bigbird": {"block": 4}, "routing_transformer": {"clusters": 4}},
+    **{"s2": {"block": 4}, "moba": {"block": 8, "top_k": 2}, "quest": {"page": 4, "pages": 2}},
+    **{"oracle_top_k": {"tokens": 8}, "sparq": {"tokens": 8, "local": 2, "components": 2}, "magicpig": {"tables": 9}},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_another_seed_changes_what_is_random_before_training_and_nothing_else(kind):
+    if METHOD_CLASSES[kind].NEEDS_TRAINING:
+        pytest.skip("repeated for each seed in any case")
+    settings = make_method(kind=kind, label=kind, **SMALL.get(kind, {}))
+    first, second = (
+        logits(METHODS[kind].attach(tiny_model().eval(), settings, window=4, seed=seed)) for seed in (0, 1)
+    )
+    assert torch.equal(first, second) != settings.RANDOM
 
 
 def test_a_window_as_long_as_the_text_changes_nothing():

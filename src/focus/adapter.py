@@ -162,7 +162,7 @@ def auxiliary(model: PreTrainedModel) -> Iterator[list[Tensor]]:
     (which must be the non-reentrant one), neither adds a loss nor is kept.
     """
     terms: list[Tensor] = []
-    with _watching(model) as layers:
+    with watching(model) as layers:
         yield terms
     for router, seen in zip(routers(model), layers, strict=True):
         for each in seen:
@@ -179,7 +179,7 @@ def groups(model: PreTrainedModel, tokens: Tensor) -> Tensor:
         raise UserError("attention: expected soft or hard to look at groups, got full")
     model.eval()
     try:
-        with _watching(model) as layers:
+        with watching(model) as layers:
             model.base_model(input_ids=tokens.to(model.device), use_cache=False)
     finally:
         model.train(training)
@@ -187,7 +187,7 @@ def groups(model: PreTrainedModel, tokens: Tensor) -> Tensor:
 
 
 @contextmanager
-def _watching(model: PreTrainedModel) -> Iterator[list[list[Seen]]]:
+def watching(model: PreTrainedModel) -> Iterator[list[list[Seen]]]:
     """Within the context every forward appends what it did to its layer's list."""
     watched = routers(model)
     for router in watched:

@@ -243,7 +243,7 @@ class Experiment(Strict):
     schema_version: Literal[1] = Field(description="version of this schema")
     scale: Name = Field(description="the folder under results/")
     models: Distinct[Name] = Field(description="the models this run covers (a slice names fewer)")
-    seeds: Distinct[NonNegative] = Field(description="every trained row is repeated for each")
+    seeds: Distinct[NonNegative] = Field(description="every row that trains or draws at random is repeated for each")
     precision: Precision = Field(
         "auto",
         description="of training's products; auto is bfloat16 where the processor has it, else float32",
@@ -325,8 +325,9 @@ class Experiment(Strict):
             raise ValueError(f"{where}.top_k: expected at most groups ({method.adapter.groups}), got {row.top_k}")
 
     def seeds_of(self, model: str, method: str) -> list[int]:
-        """The seeds a row of this model and method is repeated for; what does not train runs once."""
-        if self.methods[method].training is None:
+        """The seeds a row of this model and method is repeated for: one for what neither trains nor draws at random."""
+        settings = self.methods[method]
+        if settings.training is None and not settings.RANDOM:
             return [self.seeds[0]]
         return self.model_settings[model].seeds or self.seeds
 

@@ -3,7 +3,7 @@
 A prediction says what it rests on: `like`, a run with the same settings (seed, name and learning rates aside);
 `scaled`, the same row with other amounts (steps, windows, items, lengths); `other`, another row of the same model, of
 which the slowest counts where the kind differs; or `unknown`. Time grows with the amount of work, on top of what a
-training takes to start; memory with the tokens of one forward pass.
+training takes to start; memory with the tokens of one forward pass, on top of the process and the weights.
 """
 
 from __future__ import annotations
@@ -17,19 +17,29 @@ from statistics import fmean
 from focus.provenance import RESULT_VERSION
 
 MIB = 2**20
-BYTES_A_WEIGHT = 4
+PROCESS = 400
+"""MiB of a process that has imported torch and transformers and run a model of no size (measured: 397)."""
+BYTES = {"float32": 4, "bfloat16": 2}
+"""Of a weight; one that trains is float32."""
+ADAM = 3
+"""What a trained weight needs beside itself, in weights: its gradient and AdamW's two averages."""
 BACKWARD = 3.5
 """Forward and backward over forward alone: five matrix products more, of two."""
 NAMES = {"seed", "method", "label", "learning_rate"}
 AMOUNTS = NAMES | {
     *("steps", "batch_size", "accumulation", "context", "checkpoint_every", "calibration_windows", "warmup", "corpora"),
-    *("windows", "stride", "tasks", "corpus", "window", "training"),
+    *("windows", "stride", "tasks", "corpus", "window", "training", "items", "max_new_tokens"),
+    *("passage_tokens", "pairs"),
 }
+TRAINS = ("training", "pretraining")
 
 
 @dataclass(frozen=True)
 class Record:
-    """A result of an earlier run; `path` is relative to its results folder, `size` its bytes."""
+    """A result of an earlier run; `path` is relative to its results folder, `size` its bytes.
+
+    `parameters` are the weights of its model, 0 where there is none or no manifest beside it tells.
+    """
 
     path: str
     kind: str
@@ -39,6 +49,28 @@ class Record:
     memory: float
     processor: str
     size: int
+    parameters: int = 0
+
+    @property
+    def working(self) -> float:
+        """Seconds that grow with the amount of work; a training's are those of all its processes."""
+        return self.metrics.get("training_seconds", self.seconds)
+
+    @property
+    def starting(self) -> float:
+        """Seconds before the work; 0 where a run was resumed, of which `seconds` holds the last process alone."""
+        return max(self.seconds - self.working, 0.0)
+
+    @property
+    def trained_bytes(self) -> int:
+        """What the trained weights take on disk; 0 for what does not train."""
+        return self.metrics["trained_parameters"] * BYTES["float32"] if self.kind in TRAINS else 0
+
+    @property
+    def fixed(self) -> float:
+        """MiB of memory that do not grow with the tokens: the process, the weights, and what those that train need."""
+        weight = BYTES[self.settings.get("model_settings", {}).get("dtype", "float32")]
+        return min(self.memory, PROCESS + (self.parameters * weight + ADAM * self.trained_bytes) / MIB)
 
 
 @dataclass(frozen=True)
@@ -57,27 +89,40 @@ UNKNOWN = Estimate("unknown")
 def read(folders: Iterable[Path]) -> list[Record]:
     """All results below the folders of results, the first folder's first; what is no result is passed over."""
     found = []
-    for folder in folders:
-        for path in sorted(Path(folder).glob("**/*.json")):
-            try:
-                result = json.loads(path.read_text())
-            except ValueError:
-                continue
-            if isinstance(result, dict) and result.get("result_version") == RESULT_VERSION:
-                origin = result["provenance"]
+    for folder in map(Path, folders):
+        contents = {str(path.relative_to(folder)): _content(path) for path in sorted(folder.glob("**/*.json"))}
+        for path, result in contents.items():
+            if result.get("result_version") == RESULT_VERSION:
+                settings, origin = result["settings"], result["provenance"]
+                manifest = contents.get(f"models/{settings.get('model')}.json", {})
                 found.append(
                     Record(
-                        path=str(path.relative_to(folder)),
+                        path=path,
                         kind=result["experiment"],
-                        settings=result["settings"],
+                        settings=settings,
                         metrics=result["metrics"],
                         seconds=origin["seconds"],
                         memory=origin["peak_memory_mib"],
                         processor=origin["processor"],
-                        size=path.stat().st_size,
+                        size=(folder / path).stat().st_size,
+                        parameters=manifest.get("parameters") or 0,
                     )
                 )
     return found
+
+
+def _content(path: Path) -> dict:
+    """The mapping a file of JSON holds; empty for what is none."""
+    try:
+        content = json.loads(path.read_text())
+    except ValueError:
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def grown(memory: float, fixed: float, ratio: float) -> float:
+    """`memory`, of which all but `fixed` grows with the tokens, at `ratio` times as many; never less."""
+    return fixed + (memory - fixed) * max(1.0, ratio)
 
 
 def predict(kind: str, settings: dict, records: Sequence[Record]) -> Estimate:
@@ -166,11 +211,9 @@ def _scaled(settings: dict, record: Record, basis: str) -> Estimate | None:
     asked, done = amount(settings, record), amount(record.settings, record)
     if asked is None or (asked and not done):
         return None
-    working = record.metrics.get("training_seconds", record.seconds)
-    seconds = record.seconds - working + (working * asked / done if done else 0.0)
-    memory = record.memory * max(1.0, forward(settings) / forward(record.settings))
-    trains = record.kind in ("training", "pretraining")
-    kept = record.metrics["trained_parameters"] * BYTES_A_WEIGHT if trains else record.size
+    seconds = record.starting + (record.working * asked / done if done else 0.0)
+    memory = grown(record.memory, record.fixed, forward(settings) / forward(record.settings))
+    kept = record.trained_bytes if record.kind in TRAINS else record.size
     return Estimate(basis, seconds, memory, kept / MIB)
 
 
@@ -189,7 +232,7 @@ def _training(settings: dict, records: Sequence[Record]) -> Estimate:
     if not parts:
         of_model = [record for record in records if record.settings["model"] == settings["model"]]
         parts = [
-            Estimate("other", record.seconds - record.metrics["training_seconds"], record.memory, 0.0)
+            Estimate("other", record.starting, record.memory, 0.0)
             for record in sorted(of_model, key=lambda record: record.seconds)[:1]
         ]
     if not parts or UNKNOWN in parts:
@@ -226,6 +269,18 @@ def _positions(settings: dict, record: Record) -> float | None:
     return total
 
 
+def _written_tokens(settings: dict, record: Record) -> float | None:
+    """The most that all answers may hold; a row that cannot write tells of its own settings alone."""
+    if "reason" in record.metrics:
+        return 1.0 if settings["settings"] == record.settings["settings"] else None
+    return settings["generation"]["items"] * settings["generation"]["max_new_tokens"]
+
+
+def _grouped_tokens(settings: dict, record: Record) -> int:
+    """Tokens read, which every draw of the baselines shuffles."""
+    return settings["groups"]["windows"] * settings["model_settings"]["context"]
+
+
 def _timed_attention(settings: dict, record: Record) -> float:
     """Seconds for which attention is timed: each case as long as it may be, or once where once is longer."""
     longest = max(record.metrics["forward"], key=lambda row: row["length"])
@@ -257,6 +312,8 @@ AMOUNT: dict[str, tuple[Callable[[dict, Record], float | None], Callable[[dict],
     "pretraining": (_pretrained_tokens, lambda job: job["pretraining"]["batch_size"] * job["pretraining"]["context"]),
     "perplexity": (_read_tokens, lambda job: job["perplexity"]["batch_size"] * job["model_settings"]["context"]),
     "downstream": (_positions, lambda job: job["downstream"]["batch_size"]),
+    "generation": (_written_tokens, lambda job: job["generation"]["context"]),
+    "groups": (_grouped_tokens, lambda job: job["model_settings"]["context"]),
     "attention": (_timed_attention, lambda job: max(job["lengths"])),
     "methods": (_timed_methods, lambda job: max(job["lengths"])),
 }

@@ -22,9 +22,24 @@ MODULES = {
     "pretraining": "focus.pretraining",
     "perplexity": "focus.evaluation.perplexity",
     "downstream": "focus.evaluation.downstream",
+    "generation": "focus.evaluation.generation",
+    "groups": "focus.groups",
     "attention": "focus.benchmark",
     "methods": "focus.benchmark_methods",
 }
+EVALUATIONS = {
+    "perplexity": jobs.perplexity_job,
+    "downstream": jobs.downstream_job,
+    "generation": jobs.generation_job,
+}
+READS = {
+    "training": lambda job: [f"corpora/{job.corpus}.json"],
+    "perplexity": lambda job: [f"corpora/{job.corpus}.json"],
+    "downstream": lambda job: [f"benchmarks/{task}.json" for task in job.downstream.tasks],
+    "generation": lambda job: [f"benchmarks/{job.generation.task}.json"],
+    "groups": lambda job: [f"corpora/{job.corpus}.json", "taggers/en-core-web-sm.json"],
+}
+"""What the jobs of a kind need beside their model and its training."""
 SPEED = {"speed/attention.json": "attention", "speed/methods.json": "methods"}
 LEAST = 0.01
 HEADER = ["What", "Jobs", "done", "Core hours", "Hours here", "GiB, largest job", "GiB of disk", "Resting on"]
@@ -145,29 +160,25 @@ def _described(path: str, experiment: Experiment) -> tuple[str, dict | None, tup
         job = jobs.pretrain_job(experiment, rest[0].removesuffix(".json"))
         needs = [f"corpora/{name}.json" for name in job.pretraining.corpora]
         return "pretraining", job.model_dump(mode="json"), tuple(needs)
-    if place in ("models", "corpora", "benchmarks"):
+    if place in ("models", "corpora", "benchmarks", "taggers"):
         return "fetch", None, ()
-    if place not in ("training", "perplexity", "downstream"):
+    if place not in READS:
         return place, None, ()
-    model, corpus, method = rest[:3]
-    training = f"training/{model}/{corpus}/{method}"
-    needs = [f"models/{model}.json"]
-    if place != "downstream":
-        needs.append(f"corpora/{corpus}.json")
+    model, corpus, method, *row = rest
     if place == "training":
-        job = jobs.train_job(experiment, model, corpus, method, _seed(rest[3]))
-        return place, job.model_dump(mode="json"), tuple(needs)
-    make = {"perplexity": jobs.perplexity_job, "downstream": jobs.downstream_job}[place]
-    job = make(experiment, model, corpus, method, rest[3], _seed(rest[4].removesuffix(".json")))
-    if place == "downstream":
-        needs += [f"benchmarks/{task}.json" for task in job.downstream.tasks]
-    if experiment.methods[method].training:
-        needs.append(f"{training}/seed{job.seed}/result.json")
+        job = jobs.train_job(experiment, model, corpus, method, _seed(row[0]))
+    elif place == "groups":
+        job = jobs.groups_job(experiment)
+    else:
+        job = EVALUATIONS[place](experiment, model, corpus, method, row[0], _seed(row[1]))
+    needs = [f"models/{model}.json", *READS[place](job)]
+    if place != "training" and experiment.methods[method].training:
+        needs.append(f"training/{model}/{corpus}/{method}/seed{job.seed}/result.json")
     return place, job.model_dump(mode="json"), tuple(needs)
 
 
 def _seed(part: str) -> int:
-    return int(part.removeprefix("seed"))
+    return int(part.removeprefix("seed").removesuffix(".json"))
 
 
 @cache

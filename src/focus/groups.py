@@ -9,8 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import pairwise
@@ -23,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from focus import purity
-from focus.adapter import routers
+from focus.adapter import watching
 from focus.checkpoint import writing
 from focus.corpora import Document, documents
 from focus.data import Window, evaluation_windows
@@ -147,18 +146,17 @@ def assign(model: PreTrainedModel, windows: Sequence[Window], *, name: str = "gr
     """
     progress = Progress(name, len(windows))
     groups, confidence, first = [], [], None
-    with _listening(model) as heard, torch.no_grad():
-        for window in windows:
-            heard.clear()
+    for window in windows:
+        with watching(model) as layers, torch.no_grad():
             model.base_model(input_ids=window.tokens[None].to(model.device), use_cache=False)
-            assignment = torch.stack([each[0].float().cpu() for each in heard])
-            if not assignment.isfinite().all():
-                raise UserError(f"{name}: {window.document} from token {window.start}: expected finite assignments")
-            first = assignment.numpy() if first is None else first
-            top = assignment.max(dim=-1)
-            groups.append(top.indices)
-            confidence.append(top.values)
-            progress.step()
+        assignment = torch.stack([seen.assignment[0].float().cpu() for (seen,) in layers])
+        if not assignment.isfinite().all():
+            raise UserError(f"{name}: {window.document} from token {window.start}: expected finite assignments")
+        first = assignment.numpy() if first is None else first
+        top = assignment.max(dim=-1)
+        groups.append(top.indices)
+        confidence.append(top.values)
+        progress.step()
     ids = torch.cat([window.tokens for window in windows])
     return Assigned(torch.cat(groups, dim=1).numpy(), torch.cat(confidence, dim=1).numpy(), ids.numpy(), first)
 
@@ -292,15 +290,3 @@ def _word(decoded: str) -> str:
 
 def _joined(numbers: ndarray) -> str:
     return " ".join(map(str, numbers.tolist()))
-
-
-@contextmanager
-def _listening(model: PreTrainedModel) -> Iterator[list[Tensor]]:
-    """Within the context, each forward appends every layer's assignment, in layer order."""
-    heard: list[Tensor] = []
-    hooks = [router.register_forward_hook(lambda _, __, out: heard.append(out)) for router in routers(model)]
-    try:
-        yield heard
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -119,21 +119,20 @@ def perplexity_job(
     A row with a context of its own is evaluated on as many tokens as the others, in fewer windows.
     """
     common, perplexity = _common(experiment, model, corpus, method, seed), experiment.evaluation.perplexity
-    attention, _, context = variant.partition("-t")
+    _, _, context = variant.partition("-t")
     if context:
         windows = max(1, perplexity.windows * common["model_settings"].context // int(context))
         perplexity = perplexity.model_copy(update={"windows": windows})
         common["model_settings"] = common["model_settings"].model_copy(update={"context": int(context)})
-    return PerplexityJob(**common, **_attention(attention), perplexity=perplexity)
+    return PerplexityJob(**common, **_attention(variant), perplexity=perplexity)
 
 
 def downstream_job(
     experiment: Experiment, model: str, corpus: str, method: str, variant: str, seed: int
 ) -> DownstreamJob:
-    """The job that measures one row's downstream tasks; `variant` is `Row.variant`."""
-    common = _common(experiment, model, corpus, method, seed)
+    """The job that measures one row's tasks; `variant` is `Row.variant`, whose context is perplexity's alone."""
     return DownstreamJob(
-        **common,
+        **_common(experiment, model, corpus, method, seed),
         **_attention(variant),
         downstream=experiment.evaluation.downstream.model_copy(
             update={"tasks": experiment.tasks_of(model, corpus, method, variant)}
@@ -147,7 +146,7 @@ def generation_job(
     """The job that lets one row write answers; `variant` is `Row.variant`, whose context is perplexity's alone."""
     return GenerationJob(
         **_common(experiment, model, corpus, method, seed),
-        **_attention(variant.partition("-t")[0]),
+        **_attention(variant),
         generation=experiment.evaluation.generation,
     )
 
@@ -200,6 +199,8 @@ def _common(experiment: Experiment, model: str, corpus: str, method: str, seed: 
 
 
 def _attention(variant: str) -> dict:
+    """The attention of a `Row.variant`, whatever its context."""
+    variant = variant.partition("-t")[0]
     if variant.startswith("hard-k"):
         return {"attention": "hard", "top_k": int(variant.removeprefix("hard-k"))}
     return {"attention": variant, "top_k": None}

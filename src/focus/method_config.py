@@ -136,6 +136,8 @@ class _Method(Strict):
 
     TRAINS: ClassVar[tuple[str, ...]] = ("everything",)
     NEEDS_TRAINING: ClassVar[bool] = False
+    RANDOM: ClassVar[bool] = False
+    """Whether the seed decides more than training: what such a method attends to, or computes, is drawn at random."""
 
     @property
     def trains_everything(self) -> bool:
@@ -190,6 +192,7 @@ class SparQSettings(_Method):
 class MagicPIGSettings(_Method):
     """Keys sampled by locality-sensitive hashing (MagicPIG, arXiv 2410.16179)."""
 
+    RANDOM: ClassVar[bool] = True
     kind: Literal["magicpig"] = Field(description="the method file")
     tables: int = Field(75, ge=2, le=255, description="L, the hash tables; two collisions make a sample")
     bits: int = Field(8, ge=1, le=15, description="K, the signs that make a hash")
@@ -201,6 +204,7 @@ class MagicPIGSettings(_Method):
 class PerformerSettings(_Method):
     """Linear attention by positive orthogonal random features (Performer, arXiv 2009.14794)."""
 
+    RANDOM: ClassVar[bool] = True
     kind: Literal["performer"] = Field(description="the method file")
     features: Count = Field(256, description="m, the random features of a head")
 
@@ -245,6 +249,7 @@ class LongformerSettings(_Method):
 class BigBirdSettings(_Method):
     """The window, global blocks and random blocks (BigBird, arXiv 2007.14062)."""
 
+    RANDOM: ClassVar[bool] = True
     kind: Literal["bigbird"] = Field(description="the method file")
     block: Count = Field(64, description="tokens in a block of queries or keys")
     random_blocks: NonNegative = Field(3, description="past blocks drawn for each block of queries, head and layer")
@@ -254,6 +259,7 @@ class BigBirdSettings(_Method):
 class RoutingTransformerSettings(_Method):
     """The window and tokens of the same online k-means cluster (Routing Transformer, arXiv 2003.05997)."""
 
+    RANDOM: ClassVar[bool] = True
     kind: Literal["routing_transformer"] = Field(description="the method file")
     clusters: Count = Field(16, description="centroids of a head")
     cluster_tokens: Count = Field(64, description="most recent far members of its cluster that a query sees")

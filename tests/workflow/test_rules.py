@@ -1,6 +1,7 @@
 """What the rules plan and rerun, with a `focus` that only writes its outputs."""
 
 import os
+import re
 import signal
 import time
 
@@ -95,6 +96,17 @@ def test_a_table_can_ask_for_written_answers(finished):
     assert planned["generation"] == 4
     assert planned["fetch_benchmark"] == 1
     assert "train" not in planned
+
+
+def test_memory_grows_with_a_rows_own_context_and_not_as_fast(checkout):
+    """A rule without a message is shown with its resources."""
+    rule = checkout.folder / "workflow/rules/evaluation.smk"
+    edit(rule, lambda text: re.sub(r"    message:\n.*\n", "", text))
+    rows = "{method: pretrained, context: 256}, {method: pretrained, context: 4096}, {method: pretrained}"
+    (checkout.folder / "over.yaml").write_text(f"tables: {{longcontext: {{rows: [{rows}]}}}}")
+    options = ("longcontext", "--configfile", "over.yaml", "--dry-run", "--quiet", "host")
+    found = re.findall(r"variant=([^,]+),.*\n(?: .*\n)*?.* mem_mb=(\d+)", checkout.run(*options))
+    assert dict(found) == {"full": "3000", "full-t256": "3000", "full-t4096": "6500"}
 
 
 def test_a_slice_covers_one_model(checkout):

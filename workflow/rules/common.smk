@@ -4,7 +4,7 @@ import re
 import sys
 from pathlib import Path
 
-from focus import jobs, scales
+from focus import cost, jobs, scales
 from focus.config import FIGURE_MODULES
 from focus.errors import UserError
 from focus.provenance import sources
@@ -210,6 +210,19 @@ def weights_of(wildcards):
     return "<results>/training/{model}/{corpus}/{method}/seed{seed}/weights"
 
 
+def perplexity_memory(wildcards):
+    """MiB for a row: of 3000 at the model's context, what is not process and weights grows with the row's context."""
+    context = perplexity_job(wildcards).model_settings.context
+    ratio = context / experiment.model_settings[wildcards.model].context
+    return round(cost.grown(memory=3000, fixed=2500, ratio=ratio))
+
+
+def perplexity_job(wildcards):
+    return jobs.perplexity_job(
+        experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
+    )
+
+
 def recorded_exhibits():
     """The result files behind each table and figure, relative to the scale's folder."""
     exhibits = {
@@ -217,6 +230,8 @@ def recorded_exhibits():
     }
     if experiment.speed:
         exhibits["speed"] = [SPEED_RESULT]
+    if GROUPS:
+        exhibits["groups"] = [GROUPS_RESULT]
     return {
         name: [path.removeprefix("<results>/") for path in paths]
         for name, paths in exhibits.items()

@@ -15,11 +15,9 @@ rule perplexity:
         "../../envs/cpu.yaml"
     threads: 1
     resources:
-        mem_mb=3000,
+        mem_mb=perplexity_memory,
     params:
-        job=lambda wildcards: jobs.perplexity_job(
-            experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
-        ).model_dump_json(),
+        job=lambda wildcards: perplexity_job(wildcards).model_dump_json(),
         weights=lambda wildcards, input: (
             f"--weights {input.weights}" if input.weights else ""
         ),

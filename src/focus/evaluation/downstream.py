@@ -90,8 +90,7 @@ def choose_items(path: Path, count: int) -> list[dict]:
 def accuracy(language_model: RowLM, task: str, chosen: Sequence[dict], window: int) -> dict:
     """Zero-shot accuracy on the chosen items, item by item.
 
-    beyond_window is the share of the query positions of all requests that have a key farther than `window` before them
-    (PAPER.md 4.5). accuracy_norm is null for a task without choices.
+    accuracy_norm is null for a task without choices.
     """
     language_model.begin(task)
     definition = load_task(task, chosen)
@@ -108,8 +107,13 @@ def accuracy(language_model: RowLM, task: str, chosen: Sequence[dict], window: i
         "correct_norm": normalised or None,
         "requests": len(lengths),
         "positions": sum(lengths),
-        "beyond_window": sum(max(length - 1 - window, 0) for length in lengths) / sum(lengths),
+        "beyond_window": beyond_window(lengths, window),
     }
+
+
+def beyond_window(lengths: Sequence[int], window: int) -> float:
+    """The share of the query positions of all requests with a key farther than `window` before them (PAPER.md 4.5)."""
+    return sum(max(length - 1 - window, 0) for length in lengths) / sum(lengths)
 
 
 def load_task(task: str, chosen: Sequence[dict], shots: int = 0) -> Task:

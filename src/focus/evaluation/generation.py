@@ -14,7 +14,7 @@ from torch import Tensor
 from focus.benchmarks import items
 from focus.checkpoint import writing
 from focus.errors import UserError
-from focus.evaluation.downstream import RowLM, choose_items, load_task
+from focus.evaluation.downstream import RowLM, beyond_window, choose_items, load_task
 from focus.evaluation.rows import EvaluatedRow, load_row
 from focus.jobs import GenerationJob
 from focus.methods import METHODS
@@ -64,7 +64,7 @@ def answers(row: EvaluatedRow, job: GenerationJob, chosen: Sequence[dict], dtype
     """The answers to the chosen items, and which are right by each filter, item by item.
 
     correct is by the strict filter. prompts_cut is how many prompts lost their beginning to fit into the context;
-    beyond_window is as in `focus.evaluation.downstream.accuracy`; tokens_per_second counts the reading of prompts too.
+    tokens_per_second counts the reading of prompts too.
     Raises UserError when the model knows no more tokens than an answer may have.
     """
     settings, window = job.generation, job.model_settings.window
@@ -102,7 +102,7 @@ def answers(row: EvaluatedRow, job: GenerationJob, chosen: Sequence[dict], dtype
         "prompts_cut": language_model.cut,
         "new_tokens": tokens,
         "positions": sum(lengths),
-        "beyond_window": sum(max(length - 1 - window, 0) for length in lengths) / sum(lengths),
+        "beyond_window": beyond_window(lengths, window),
         "seconds": language_model.seconds,
         "tokens_per_second": tokens / language_model.seconds,
     }

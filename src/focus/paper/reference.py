@@ -1,4 +1,7 @@
-"""What the repository keeps of a run: tables, figures, claims, manifests and results, without weights and logs."""
+"""What the repository keeps of a run: tables, figures, claims, manifests and results, without weights.
+
+Of logs only those of trainings with probes, from which the figure of dominance is drawn.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,8 @@ def keep(results: Path, reference: Path) -> list[Path]:
 
     Raises UserError, before anything is replaced, when there is nothing to keep or a file is over 1 MiB.
     """
-    files = sorted({path for pattern in KEPT for path in Path(results).glob(pattern) if path.is_file()})
+    files = {path for pattern in KEPT for path in Path(results).glob(pattern) if path.is_file()}
+    files = sorted(files | {path for path in Path(results).glob("training/**/log.jsonl") if _probed(path)})
     if not files:
         raise UserError(f"{results}: expected the results of a run, found none")
     for path in files:
@@ -43,3 +47,8 @@ def keep(results: Path, reference: Path) -> list[Path]:
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(Path(results) / path, target)
     return kept
+
+
+def _probed(log: Path) -> bool:
+    """Whether a training's log holds looks at its groups."""
+    return '"probe":' in log.read_text()
