@@ -148,6 +148,9 @@ def test_other_updates_models_and_phases_are_refused(tmp_path):
         LORA.restore(tiny_model(), settings(rank=3), tmp_path, window=4)
     with pytest.raises(UserError, match=r"methods.targets: expected modules of GPT2LMHeadModel, got v_proj"):
         attached(tiny_model(), settings(targets=["c_attn", "v_proj"]))
+    for target, kind in (("lm_head", "Linear"), ("embed_tokens", "Embedding"), ("self_attn", "LlamaAttention")):
+        with pytest.raises(UserError, match=f"methods.targets: expected matrices .* got {target}, a {kind}$"):
+            attached(llama(), settings(targets=["q_proj", target]))
     with pytest.raises(UserError, match="expected lora for kind lora, got everything"):
         LORA.parameters(attached(tiny_model()), "everything")
     with pytest.raises(ValidationError, match="expected phases that train lora, got one of everything"):

@@ -31,6 +31,7 @@ from focus.config import Perplexity
 from focus.errors import UserError
 from focus.evaluation import perplexity as evaluation
 from focus.jobs import PerplexityJob
+from focus.method_config import Phase, Training
 from focus.methods import METHODS, magicpig, performer, selection
 from focus.methods.magicpig import codes_of, collisions, log_probability
 from focus.methods.selection import nearest_top
@@ -338,6 +339,13 @@ def test_what_is_random_follows_the_seed_and_is_saved(kind, tmp_path):
     restored = method.restore(tiny_model(), settings, tmp_path, window=WINDOW)
     assert torch.equal(logits(restored, TOKENS), logits(model, TOKENS))
     assert not torch.allclose(logits(attached(kind, tiny_model()), TOKENS), logits(model, TOKENS))
+
+
+@pytest.mark.parametrize("kind", SELECTING)
+def test_a_selection_does_not_train(kind):
+    phase = Phase(trains="everything", steps=1, learning_rate=1e-3)
+    with pytest.raises(ValueError, match=f"training of kind {kind}: expected null, got one of everything"):
+        settings_of(kind, training=Training(phases=[phase]))
 
 
 def test_a_result_tells_the_pairs_that_were_read(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from focus import trainer, training
 from focus.attention.reference import dense_attention
 from focus.config import Perplexity
+from focus.errors import UserError
 from focus.evaluation import perplexity as evaluation
 from focus.jobs import PerplexityJob
 from focus.method_config import Phase, Training, make_method
@@ -125,27 +126,49 @@ def test_attention_is_the_oracles(kind, way, case, monkeypatch):
     assert_same(out, by_oracle(call, mask), real, call)
 
 
-@pytest.mark.parametrize("kind", ["bigbird", "routing_transformer", "moba", "quest"])
-def test_long_inputs_go_through_tiles(kind):
-    call, _, _ = make_call(kind, keys=50)
+def saved_by(attend, call):
+    """The output, and the numbers of elements of the tensors kept for the backward pass."""
+    sizes = []
+
+    def keep(tensor):
+        sizes.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        return attend(call), sizes
+
+
+@pytest.mark.parametrize("kind", ["bigbird", "routing_transformer", "s2", "moba", "quest"])
+def test_long_inputs_are_never_dense_though_their_pairs_are_counted(kind):
+    short, _, _ = make_call(kind, keys=50)
+    METHODS[kind].attend(short)
+    assert short.state.backend == "masked, dense"
+    long = torch.randn(1, 4, tiled.SHORTEST_TILED + 5, 6)
+    tensors = [part.clone().requires_grad_() for part in (long, long[:, :2], long[:, 2:])]
+    call = replace(short, **dict(zip(("query", "key", "value"), tensors, strict=True)))
     with torch.no_grad():
-        METHODS[kind].attend(call)
-        assert call.state.backend == "masked, dense"
-        long = torch.randn(1, 4, tiled.SHORTEST_TILED + 5, 6)
-        call = replace(call, query=long, key=long[:, :2], value=long[:, 2:])
-        ours = METHODS[kind].attend(call)
-        assert call.state.backend == "tiles/cpu-flash"
-        call.state.observed = {}
-        torch.testing.assert_close(ours, METHODS[kind].attend(call), atol=1e-5, rtol=0)
+        expected = structural.Masked.attend(METHODS[kind], call)
+    plain, sizes = saved_by(METHODS[kind].attend, call)
+    call.state.observed = {}
+    observed, observed_sizes = saved_by(METHODS[kind].attend, call)
+    assert call.state.backend == ("decomposed/cpu-flash" if kind == "s2" else "tiles/cpu-flash")
+    assert observed_sizes == sizes and max(sizes) <= 4 * long.numel()
+    assert 0 < call.state.observed["far_pairs_kept"] < call.state.observed["pairs_kept"] < 1
+    assert torch.equal(observed, plain)
+    torch.testing.assert_close(observed, expected, atol=1e-5, rtol=0)
+    grads = [torch.autograd.grad(out.square().sum(), tensors) for out in (plain, observed)]
+    assert all(torch.equal(x, y) and x.abs().sum() > 0 for x, y in zip(*grads, strict=True))
 
 
+@pytest.mark.parametrize("way", ["short", "long"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_half_precision_stays_near(kind, monkeypatch):
+def test_half_precision_stays_near(kind, way, monkeypatch):
     call, _, _ = make_call(kind, keys=30)
     low = replace(call, **{name: getattr(call, name).detach().bfloat16() for name in ("query", "key", "value")})
     exact = replace(low, **{name: getattr(low, name).float() for name in ("query", "key", "value")})
     expected = METHODS[kind].attend(exact)
-    use_the_long_way(monkeypatch)
+    if way == "long":
+        use_the_long_way(monkeypatch)
     out = METHODS[kind].attend(low)
     assert out.dtype == torch.bfloat16
     assert (out.float() - expected).abs().mean() < 0.02
@@ -193,9 +216,9 @@ def logits(model, tokens=TOKENS, **arguments):
 def test_later_tokens_change_nothing_earlier(kind, model, way, monkeypatch):
     if way == "long":
         use_the_long_way(monkeypatch)
-    model = attached(kind, model)
+    base, model = MODELS[model](), attached(kind, model)
     expected = logits(model)
-    assert not torch.allclose(expected, logits(MODELS["gpt2"]()), atol=1e-4)
+    assert not torch.allclose(expected, logits(base), atol=1e-4)
     for changed_from in (9, 30, 44):
         changed = TOKENS.clone()
         changed[0, changed_from:] = (changed[0, changed_from:] + 100) % 250
@@ -232,6 +255,16 @@ def test_padding_on_either_side_changes_nothing(kind):
         positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
         got = logits(model, padded, attention_mask=mask, position_ids=positions)[:1, place]
         torch.testing.assert_close(got, alone, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_would_be_left_out_is_refused(kind):
+    model, pairs = attached(kind), torch.zeros(1, 1, 45, 45)
+    with pytest.raises(UserError, match=r"attention_mask: expected 2 dimensions .* got shape \[1, 1, 45, 45\]"):
+        logits(model, attention_mask=pairs)
+    tensor = torch.randn(1, 2, 8, 8)
+    with pytest.raises(UserError, match=r"GPT2Attention: expected plain causal self-attention, got \['s_aux'\]"):
+        METHODS[kind]._attention(model.transformer.h[0].attn, tensor, tensor, tensor, None, s_aux=torch.ones(2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -393,6 +426,7 @@ def test_a_centroid_moves_towards_its_members():
 def test_preparing_fits_the_centroids_to_the_data():
     method = METHODS["routing_transformer"]
     model = attached("routing_transformer").train()
+    model.lm_head.register_forward_pre_hook(lambda *_: pytest.fail("logits were made"))
     before = centroids(model)
     method.prepare(model, iter([]))
     assert torch.equal(centroids(model), before)
@@ -412,7 +446,7 @@ def test_preparing_fits_the_centroids_to_the_data():
         for state, values in zip(clusters(model), directions, strict=True):
             state.centroids.copy_(values)
             state.fitting, state.fit = True, lambda call, state=state: watch(state, call)
-        logits(model)
+        model.base_model(TOKENS, use_cache=False)
         for state in clusters(model):
             state.fitting = False
             del state.fit

@@ -169,6 +169,7 @@ class WindowSettings(_Method):
 class OracleTopKSettings(_Method):
     """Keys of largest true weight: the most that a selection of that size can hold."""
 
+    TRAINS: ClassVar[tuple[str, ...]] = ()
     kind: Literal["oracle_top_k"] = Field(description="the method file")
     tokens: Count = Field(32, description="keys that a query reads")
 
@@ -176,6 +177,7 @@ class OracleTopKSettings(_Method):
 class SparQSettings(_Method):
     """Keys chosen by scores guessed from the query's largest components (SparQ, arXiv 2312.04985)."""
 
+    TRAINS: ClassVar[tuple[str, ...]] = ()
     kind: Literal["sparq"] = Field(description="the method file")
     tokens: Count = Field(32, description="k, the keys that a query reads, its own counted")
     local: NonNegative = Field(8, description="how many of them are the most recent; the paper takes a quarter of k")
@@ -193,6 +195,7 @@ class MagicPIGSettings(_Method):
     """Keys sampled by locality-sensitive hashing (MagicPIG, arXiv 2410.16179)."""
 
     RANDOM: ClassVar[bool] = True
+    TRAINS: ClassVar[tuple[str, ...]] = ()
     kind: Literal["magicpig"] = Field(description="the method file")
     tables: int = Field(75, ge=2, le=255, description="L, the hash tables; two collisions make a sample")
     bits: int = Field(8, ge=1, le=15, description="K, the signs that make a hash")

@@ -283,13 +283,9 @@ def attention_function(
 ) -> tuple[Tensor, None]:
     """What transformers calls instead of its own attention; returns ([B, Tq, H, D], None)."""
     router = getattr(module, "focus", None)
-    extra = [name for name in ("s_aux", "position_bias") if kwargs.get(name) is not None]
-    if router is None or extra:
-        raise UserError(f"{type(module).__name__}: expected plain causal self-attention, got {extra or 'no router'}")
-    if attention_mask is not None and attention_mask.dim() != 2:
-        raise UserError(
-            f"attention_mask: expected 2 dimensions [batch, tokens], got shape {list(attention_mask.shape)}"
-        )
+    if router is None:
+        raise UserError(f"{type(module).__name__}: expected plain causal self-attention, got no router")
+    check_plain(module, attention_mask, kwargs)
     if attention_mask is not None:
         key, value = key[:, :, : attention_mask.shape[1]], value[:, :, : attention_mask.shape[1]]
     device = query.device.type
@@ -308,6 +304,17 @@ def attention_function(
             sliding_window=sliding_window,
         )
     return out.transpose(1, 2).contiguous(), None
+
+
+def check_plain(module: nn.Module, attention_mask: Tensor | None, extra: dict) -> None:
+    """UserError for what a replaced attention would leave out: `extra` arguments that add to scores, masks of pairs."""
+    found = [name for name in ("s_aux", "position_bias") if extra.get(name) is not None]
+    if found:
+        raise UserError(f"{type(module).__name__}: expected plain causal self-attention, got {found}")
+    if attention_mask is not None and attention_mask.dim() != 2:
+        raise UserError(
+            f"attention_mask: expected 2 dimensions [batch, tokens], got shape {list(attention_mask.shape)}"
+        )
 
 
 def mask_function(

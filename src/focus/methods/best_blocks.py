@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from focus.errors import UserError
 from focus.method_config import Method
 from focus.methods.structural import Call
 from focus.methods.tiled import Choice, Tiled, Tiles, block_tiles, holds, real_first
@@ -17,7 +18,7 @@ class BestBlocks(Tiled):
 
     Blocks are cut from the real tokens, so padding moves none. A block's score is the product of what `probe` makes of
     the query and `summarise` of the keys; each query head chooses for itself. Only whole past blocks are scored: what
-    comes later changes no choice.
+    comes later changes no choice. Which past blocks score best cannot be told once a cache has dropped their keys.
     """
 
     def size(self, settings: Method) -> int:
@@ -40,7 +41,7 @@ class BestBlocks(Tiled):
         """bool [B, H, n, Tk]."""
         size = self.size(call.state.settings)
         chosen = self._choose(call, self._summaries(call, real_first(call)), rows)
-        return holds(chosen, call.positions() // size, -(-call.key.shape[2] // size))
+        return holds(chosen, call.positions() // size)
 
     def plan(self, call: Call) -> tuple[Tensor, Tensor]:
         """The order of the keys, and the blocks' summaries."""
@@ -57,6 +58,11 @@ class BestBlocks(Tiled):
     @torch.no_grad()
     def _summaries(self, call: Call, order: Tensor) -> Tensor:
         """[B, Hkv, N, E] of the N blocks that Tk tokens could fill; those that hold padding are never chosen."""
+        if call.forgotten is not None:
+            raise UserError(
+                f"kind {self.name}: expected a cache that holds the keys of all tokens, got one that has dropped some, "
+                f"for a layer with a sliding window of {call.sliding_window}; generate with use_cache=False"
+            )
         size = self.size(call.state.settings)
         whole = call.key.shape[2] // size * size
         keys = call.key[:, :, :whole]

@@ -43,7 +43,7 @@ class BigBird(Tiled):
         queries = torch.arange(call.query.shape[2], device=call.key.device)[rows, None] + call.offset
         near = queries - torch.arange(call.key.shape[2], device=call.key.device) <= call.state.window
         block = call.state.settings.block
-        return near | holds(_blocks(call, rows), call.positions() // block, -(-call.key.shape[2] // block))
+        return near | holds(_blocks(call, rows), call.positions() // block)
 
     def plan(self, call: Call) -> Tensor:
         """The order of the keys."""

@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
@@ -33,7 +33,7 @@ class Lora(MethodKind):
         """Wrap the target matrices, in place; B is 0, so that nothing changes yet, and `seed` determines A.
 
         The base is frozen; the update is float32 even on a base of 16 bits. Raises UserError for targets that the model
-        does not have.
+        does not have, or that are no matrices of its layers.
         """
         from peft import LoraConfig
         from peft.functional import cast_adapter_dtype, inject_adapter_in_model
@@ -76,11 +76,20 @@ class Lora(MethodKind):
 def _targets(model: PreTrainedModel, settings: Method) -> dict[str, bool]:
     """The last part of the names of the matrices that get an update, and whether they are stored transposed."""
     names = settings.targets or (["c_attn"] if model.config.model_type == "gpt2" else ["q_proj", "v_proj"])
-    modules = {name.rpartition(".")[2]: module for name, module in model.named_modules()}
+    modules: dict[str, list[nn.Module]] = {}
+    for name, module in model.named_modules():
+        modules.setdefault(name.rpartition(".")[2], []).append(module)
     missing = [name for name in names if name not in modules]
     if missing:
         raise UserError(f"methods.targets: expected modules of {type(model).__name__}, got {', '.join(missing)}")
-    return {name: isinstance(modules[name], Conv1D) for name in names}
+    head = model.get_output_embeddings()
+    for name in names:
+        if not all(isinstance(module, (nn.Linear, Conv1D)) and module is not head for module in modules[name]):
+            raise UserError(
+                f"methods.targets: expected matrices of the layers of {type(model).__name__} (Linear or Conv1D, "
+                f"not the output embedding), got {name}, a {type(modules[name][0]).__name__}"
+            )
+    return {name: isinstance(modules[name][0], Conv1D) for name in names}
 
 
 def _update(model: PreTrainedModel) -> dict[str, Tensor]:

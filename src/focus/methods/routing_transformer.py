@@ -177,7 +177,7 @@ class RoutingTransformer(Tiled):
             state.fitting = True
         try:
             with torch.no_grad():
-                model(torch.cat(windows).to(model.device), use_cache=False)
+                model.base_model(input_ids=torch.cat(windows).to(model.device), use_cache=False)
         finally:
             model.train(training)
             for state in states:

@@ -41,11 +41,12 @@ class S2(Masked):
         """From SHORTEST_DECOMPOSED queries on exactly through the engine's pieces, else masked.
 
         A shard is a segment of some keys for all queries, causal; the band leaves these keys out. A layer with a
-        sliding window of its own, or whose pairs are to be counted, is masked.
+        sliding window of its own is masked.
         """
         sliding = call.sliding_window is not None and call.sliding_window < call.key.shape[2]
-        if call.query.shape[2] < SHORTEST_DECOMPOSED or sliding or call.state.observed is not None:
+        if call.query.shape[2] < SHORTEST_DECOMPOSED or sliding:
             return super().attend(call)
+        self.count_pairs(call)
         pieces = choose_pieces(call.query, call.value, scale=call.scale, softcap=call.softcap)
         call.state.backend = f"decomposed/{pieces.name}"
         shards, shared = _shards(call), call.query.shape[1] // call.key.shape[1]

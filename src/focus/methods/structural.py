@@ -21,7 +21,7 @@ from focus.adapter import attention_layers
 from focus.method_config import Method
 from focus.methods.base import MethodKind
 from focus.methods.full_finetuning import load_parameters, save_parameters
-from focus.router import mask_function
+from focus.router import check_plain, mask_function
 
 BLOCK = 256
 
@@ -42,6 +42,7 @@ class Call:
 
     query [B, H, Tq, D], the last Tq of Tk positions; key, value [B, Hkv, Tk, D], H a multiple of Hkv, all of one dtype;
     padding_mask bool [B, Tk], True = real, or None; `sliding_window` is the layer's own (keys nearer than that).
+    `forgotten` int64 [B] counts the real tokens before the first key, once a sliding layer's cache has dropped some.
     """
 
     query: Tensor
@@ -52,6 +53,7 @@ class Call:
     softcap: float | None
     sliding_window: int | None
     state: LayerState
+    forgotten: Tensor | None = None
 
     @property
     def offset(self) -> int:
@@ -61,8 +63,10 @@ class Call:
     def positions(self) -> Tensor:
         """int64 [B, Tk]: each token's position among the real ones, which padding on the left does not move."""
         if self.padding_mask is None:
-            return torch.arange(self.key.shape[2], device=self.key.device).expand(self.key.shape[0], -1)
-        return (self.padding_mask.long().cumsum(dim=1) - 1).clamp(min=0)
+            positions = torch.arange(self.key.shape[2], device=self.key.device).expand(self.key.shape[0], -1)
+        else:
+            positions = self.padding_mask.long().cumsum(dim=1) - 1
+        return (positions if self.forgotten is None else positions + self.forgotten.unsqueeze(1)).clamp(min=0)
 
     def visible(self, rows: slice) -> Tensor:
         """bool [B or 1, 1, n, Tk]: causal, real and within the layer's own window, for the queries `rows` (0 to Tq)."""
@@ -88,7 +92,7 @@ class Call:
 
 
 class Structural(MethodKind):
-    """A method that replaces attention; everything trains, or nothing."""
+    """A method that replaces attention; everything trains, or nothing. The model's attention dropout is left out."""
 
     name: str
     """The config's kind, and the name under which transformers finds the attention."""
@@ -111,7 +115,7 @@ class Structural(MethodKind):
             layer.structural = self.layer_state(settings, window=window, **shape, generator=generator)
             layer.structural.to(next(layer.parameters()).device).train(layer.training)
         AttentionInterface.register(self.name, self._attention)
-        AttentionMaskInterface.register(self.name, mask_function)
+        AttentionMaskInterface.register(self.name, _whole_mask)
         model.set_attn_implementation(self.name)
         return model
 
@@ -159,15 +163,20 @@ class Structural(MethodKind):
         scaling: float | None = None,
         sliding_window: int | None = None,
         softcap: float | None = None,
-        **_,
+        **kwargs,
     ) -> tuple[Tensor, None]:
+        check_plain(module, attention_mask, kwargs)
+        forgotten = None
         if attention_mask is not None:
+            dropped = max(attention_mask.shape[1] - key.shape[2], 0)
+            if dropped:
+                forgotten, attention_mask = attention_mask[:, :dropped].sum(dim=1), attention_mask[:, dropped:]
             key, value = key[:, :, : attention_mask.shape[1]], value[:, :, : attention_mask.shape[1]]
         if torch.is_autocast_enabled(query.device.type):
             dtype = torch.get_autocast_dtype(query.device.type)
             query, key, value = query.to(dtype), key.to(dtype), value.to(dtype)
         scale = query.shape[3] ** -0.5 if scaling is None else scaling
-        call = Call(query, key, value, attention_mask, scale, softcap, sliding_window, module.structural)
+        call = Call(query, key, value, attention_mask, scale, softcap, sliding_window, module.structural, forgotten)
         with torch.autocast(query.device.type, enabled=False):
             out = self.attend(call)
         return out.to(query.dtype).transpose(1, 2).contiguous(), None
@@ -184,28 +193,61 @@ class Masked(Structural):
         raise NotImplementedError
 
     def attend(self, call: Call) -> Tensor:
-        """In blocks of queries; scores and softmax at least in float32."""
-        outputs, kept, far_kept, every, far_every = [], 0.0, 0.0, 0.0, 0.0
-        call.state.backend = "masked, dense"
-        for start in range(0, call.query.shape[2], BLOCK):
-            rows = slice(start, min(start + BLOCK, call.query.shape[2]))
-            visible = call.visible(rows)
-            mask = (self.allowed(call, rows) | _itself(call, rows)) & visible
+        """In blocks of queries; products in the dtype of the inputs, softmax at least in float32."""
+        self.count_pairs(call)
+        call.state.backend, outputs = "masked, dense", []
+        for rows in _blocks_of(call):
+            mask = self._mask(call, rows, call.visible(rows))
             scores = call.scores(rows)
             scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
             weights = scores.masked_fill(~mask, -torch.inf).softmax(dim=-1).nan_to_num(0.0)
             outputs.append(call.weighted(weights.to(call.value.dtype)))
-            if call.state.observed is not None:
-                far = visible & _far(call, rows)
-                shape = (call.query.shape[0], call.query.shape[1], *mask.shape[2:])
-                kept += mask.expand(shape).sum().item()
-                far_kept += (mask & far).expand(shape).sum().item()
-                every += visible.expand(shape).sum().item()
-                far_every += far.expand(shape).sum().item()
-        if call.state.observed is not None:
-            call.state.observed["pairs_kept"] = kept / every if every else 1.0
-            call.state.observed["far_pairs_kept"] = far_kept / far_every if far_every else 1.0
         return torch.cat(outputs, dim=2)
+
+    @torch.no_grad()
+    def count_pairs(self, call: Call) -> None:
+        """Tell the layer's observer, if there is one, the shares of pairs kept; no scores are made."""
+        if call.state.observed is None:
+            return
+        kept = far_kept = every = far_every = 0
+        for rows in _blocks_of(call):
+            visible = call.visible(rows)
+            mask, far = self._mask(call, rows, visible), visible & _far(call, rows)
+            shape = (call.query.shape[0], call.query.shape[1], *mask.shape[2:])
+            kept += mask.expand(shape).sum().item()
+            far_kept += (mask & far).expand(shape).sum().item()
+            every += visible.expand(shape).sum().item()
+            far_every += far.expand(shape).sum().item()
+        call.state.observed["pairs_kept"] = kept / every if every else 1.0
+        call.state.observed["far_pairs_kept"] = far_kept / far_every if far_every else 1.0
+
+    def _mask(self, call: Call, rows: slice, visible: Tensor) -> Tensor:
+        """bool, broadcastable to [B, H, n, Tk]: what the queries `rows` read."""
+        return (self.allowed(call, rows) | _itself(call, rows)) & visible
+
+
+def _blocks_of(call: Call) -> list[slice]:
+    length = call.query.shape[2]
+    return [slice(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
+
+
+def _whole_mask(
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int = 0,
+    attention_mask: Tensor | None = None,
+    **settings,
+) -> Tensor | None:
+    """As `mask_function`; when `kv_offset` keys have been dropped, with their columns in front: bool [B, past + Tq]."""
+    mask = mask_function(batch_size, q_length, kv_length, q_offset, kv_offset, attention_mask, **settings)
+    length = int(q_offset) + q_length
+    if not kv_offset:
+        return mask
+    if attention_mask is None:
+        return torch.ones(batch_size, length, dtype=torch.bool, device=settings.get("device"))
+    return attention_mask[:, :length]
 
 
 def _itself(call: Call, rows: slice) -> Tensor:

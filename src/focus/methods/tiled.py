@@ -67,10 +67,10 @@ class Tiled(Masked):
         raise NotImplementedError
 
     def attend(self, call: Call) -> Tensor:
-        """Through tiles from SHORTEST_TILED queries on, unless pairs are to be counted."""
-        length = call.query.shape[2]
-        if length < SHORTEST_TILED or call.state.observed is not None:
+        """Through tiles from SHORTEST_TILED queries on, unless a cache has dropped keys, which moves blocks."""
+        if call.query.shape[2] < SHORTEST_TILED or call.forgotten is not None:
             return super().attend(call)
+        self.count_pairs(call)
         plan, pieces = self.plan(call), choose_pieces(call.query, call.value, scale=call.scale, softcap=call.softcap)
         call.state.backend = f"tiles/{pieces.name}"
         rest = replace(call, query=None, key=None, value=None)
@@ -283,11 +283,12 @@ def real_first(call: Call) -> Tensor:
     return order.unsqueeze(1).expand(-1, key_heads, -1)
 
 
-def holds(blocks: Tensor, of_key: Tensor, count: int) -> Tensor:
+def holds(blocks: Tensor, of_key: Tensor) -> Tensor:
     """Whether each query's blocks (int64 [B, H, n, k], -1 for none) hold each key, whose block is of_key [B, Tk].
 
-    bool [B, H, n, Tk]; `count` is the number of blocks that there are.
+    bool [B, H, n, Tk]; no block lies after the last key's.
     """
+    count = int(of_key.max()) + 1
     chosen = torch.zeros(*blocks.shape[:3], count + 1, dtype=torch.bool, device=blocks.device)
     chosen = chosen.scatter(3, blocks % (count + 1), True)[..., :count]
     return chosen.gather(3, of_key[:, None, None].expand(-1, *blocks.shape[1:3], -1))

@@ -22,6 +22,7 @@ class Window(Structural):
         """Through the engine, with no token in any group."""
         state = call.state
         no_groups = torch.zeros(len(call.key), call.key.shape[2], 1, dtype=torch.bool, device=call.key.device)
+        sinks = state.settings.sinks if call.forgotten is None else call.positions() < state.settings.sinks
         mask = {"softcap": call.softcap, "padding_mask": call.padding_mask}
         state.backend = choose_backend(call.query, call.value, no_groups, **mask)
         return focus_attention(
@@ -30,7 +31,7 @@ class Window(Structural):
             call.value,
             no_groups,
             window=state.window,
-            sinks=state.settings.sinks,
+            sinks=sinks,
             scale=call.scale,
             sliding_window=call.sliding_window,
             **mask,
