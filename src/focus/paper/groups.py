@@ -8,8 +8,8 @@ import pandas
 
 from focus.errors import UserError
 from focus.paper import layout, printed
+from focus.paper.formats import percent, sentence
 from focus.paper.layout import Grid
-from focus.paper.tables import percent, sentence
 from focus.provenance import read_result, write_atomically
 
 TITLE = "What the groups hold (the paper's section 5)"

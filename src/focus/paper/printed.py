@@ -41,10 +41,16 @@ def number(reference: str) -> float:
     return values[column]
 
 
+def against(reference: str) -> str | None:
+    """The printed row that `table.row` is compared with, as "table.row", or None for the baseline itself."""
+    name = row(reference).get("against")
+    return None if name is None else f"{reference.partition('.')[0]}.{name}"
+
+
 def baseline(reference: str) -> dict | None:
-    """The printed row that `table.row` is compared with, or None for the baseline itself."""
-    against = row(reference).get("against")
-    return None if against is None else row(f"{reference.partition('.')[0]}.{against}")
+    """The values of that row, or None for the baseline itself."""
+    name = against(reference)
+    return None if name is None else row(name)
 
 
 def rows_of(table: str) -> dict[str, dict]:
