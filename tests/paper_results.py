@@ -8,6 +8,7 @@ from pathlib import Path
 
 from focus import jobs, scales
 from focus.config import Exhibit, Experiment, Row
+from focus.method_config import make_method
 
 TASKS = ("hellaswag", "arc_easy", "piqa", "lambada")
 REPOSITORY = Path(__file__).parents[1]
@@ -176,5 +177,9 @@ def write_methods(root: Path, speeds: dict[str, float | str], length: int = 6553
             else:
                 speedup = value if share == 1 else value / 2
                 cases.append(case | {"speedup": speedup, "speedup_range": [0.9 * speedup, 1.1 * speedup]})
-    job = jobs.MethodsJob(rows=[], lengths=[length // 4, length], heads=4, head_dim=64, seconds=1.0, seed=0)
+    settings = make_method(kind="pretrained", label="x", window=128)
+    rows = [
+        jobs.TimedRow(method=name.partition("/")[0], settings=settings, attention="full", top_k=None) for name in speeds
+    ]
+    job = jobs.MethodsJob(rows=rows, lengths=[length // 4, length], heads=4, head_dim=64, seconds=1.0, seed=0)
     write_result(root / "speed/methods.json", "methods", job, {"cases": cases})

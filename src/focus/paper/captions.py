@@ -9,7 +9,7 @@ from pathlib import Path
 from focus.config import Exhibit, Experiment
 from focus.method_config import FocusConfig
 from focus.paper import columns, printed, rows, statistics
-from focus.paper.formats import percent, sentence
+from focus.paper.formats import either, percent, sentence
 from focus.paper.rows import Entry
 from focus.probe import COLLAPSED
 
@@ -88,9 +88,9 @@ def _held_out(entries: list[Entry]) -> str:
     held_out = ", ".join(documents) if len(documents) <= 4 else f"{len(documents)} documents"
     metrics = run.results["perplexity"]["metrics"]
     return (
-        f"On `{entries[0].corpus}`: context {metrics['context']}, window {_either(windows)}, stride "
+        f"On `{entries[0].corpus}`: context {metrics['context']}, window {either(windows)}, stride "
         f"{metrics['stride']}; {len(run.windows)} windows, {metrics['tokens']:,} tokens scored, from held-out "
-        f"{held_out}; {_either(kernels)}. Standard errors are over {statistics.units(run.windows)} "
+        f"{held_out}; {either(kernels)}. Standard errors are over {statistics.units(run.windows)} "
         f"({len(documents)} held-out documents)."
     )
 
@@ -229,7 +229,7 @@ def _counted_on(entries: list[Entry]) -> str:
 
 def _looks(entries: list[Entry]) -> str:
     every = sorted({each["probe_every"] for each in _trainings(entries) if each["probe_every"]})
-    return f"{_either(every)} steps apart and at the end of each phase" if every else "not taken here"
+    return f"{either(every)} steps apart and at the end of each phase" if every else "not taken here"
 
 
 def _trainings(entries: list[Entry]) -> list[dict]:
@@ -240,9 +240,3 @@ def _trainings(entries: list[Entry]) -> list[dict]:
         if entry.runs and entry.kind == "focus"
     ]
     return [settings["training"] for settings in found if settings["training"]]
-
-
-def _either(values: list) -> str:
-    """a, b or c."""
-    *others, last = map(str, values)
-    return f"{', '.join(others)} or {last}" if others else last

@@ -46,6 +46,12 @@ def sentence(note: str) -> str:
     return f"{note[:1].upper()}{note[1:].rstrip('.')}."
 
 
+def either(values: list) -> str:
+    """a, b or c; at least one."""
+    *others, last = map(str, values)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def mean_over_seeds(values: list[float], shown: Callable[[float], str]) -> str:
     """One seed's value, or the mean over seeds with the standard deviation and the number of seeds."""
     if len(values) < 2:

@@ -13,7 +13,17 @@ from focus.errors import UserError
 @cache
 def printed() -> dict:
     """All of printed.yaml: {table: {place, model, corpus, context, window, steps, rows: {row: {column: number}}}}."""
-    return yaml.safe_load(files("focus.paper").joinpath("printed.yaml").read_text())
+    return yaml.safe_load(_text())
+
+
+@cache
+def _digits() -> dict:
+    """The same with every number as the text that it is written as."""
+    return yaml.load(_text(), Loader=yaml.BaseLoader)
+
+
+def _text() -> str:
+    return files("focus.paper").joinpath("printed.yaml").read_text()
 
 
 def row(reference: str) -> dict:
@@ -39,6 +49,19 @@ def number(reference: str) -> float:
     if not isinstance(values.get(column), int | float):
         raise UserError(f"paper: expected a printed number, got {reference}")
     return values[column]
+
+
+def rounding(reference: str) -> float:
+    """Half a unit of the last digit of a printed number `table.row.column`, or `table.column`.
+
+    Raises UserError when the paper does not print it.
+    """
+    number(reference)
+    home, _, column = reference.rpartition(".")
+    table, _, name = home.partition(".")
+    values = _digits()[table]["rows"][name] if name else _digits()[table]
+    _, _, decimals = values[column].partition(".")
+    return 0.5 * 10.0 ** -len(decimals)
 
 
 def against(reference: str) -> str | None:
