@@ -34,6 +34,7 @@ VALUE = ORDERING | {
     "corpora": ["pg19"],
     "tolerance": 5.0,
 }
+FASTER = VALUE | {"metric": "speedup", "subject": "forward/K4", "printed": ["table6.k4.65536"]}
 TIMED = BOUND | {"metric": "speedup", "subject": "forward/all"}
 
 
@@ -65,6 +66,13 @@ def verdicts(root, settings, **options) -> dict[str, dict]:
         (VALUE, 37.5, 0.0, "within tolerance"),
         (VALUE, 38.5, 0.5, "undecided"),
         (VALUE, 42.8, 0.5, "contradicted"),
+        (FASTER, 3.04, 0.0, "reproduced"),
+        (FASTER, 2.94, 0.0, "within tolerance"),
+        (FASTER, 2.55, 0.0, "contradicted"),
+        (FASTER | {"tolerance": 1.0}, 3.04, 0.0, "contradicted"),
+        (VALUE | {"printed": ["longcontext.t8192.full.perplexity"]}, 6.104, 0.0, "reproduced"),
+        (VALUE | {"printed": ["longcontext.t8192.full.perplexity"]}, 6.13, 0.0, "within tolerance"),
+        (VALUE | {"printed": ["table7.gpt2_124m.k1.pairs_kept"]}, 26.4, 0.0, "reproduced"),
     ],
 )
 def test_verdicts(settings, value, error, verdict):

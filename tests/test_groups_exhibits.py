@@ -95,6 +95,13 @@ def test_the_best_layer_stands_beside_chance_and_the_paper(result, tmp_path):
     assert any(line.startswith("| G4 | punctuation | , 55 %, . 24 %") and "96 %" in line for line in lines)
 
 
+def test_a_few_pure_tokens_are_no_group_of_punctuation():
+    big, small = group(0.84, "PUNCT", 0.3), group(0.16, "PUNCT", 1.0)
+    assert groups.punctuation({"groups": [big, small, group(0.0)]}) == 0.3
+    assert groups.punctuation({"groups": [big, small | {"share": 0.17}, group(0.0)]}) == 1.0
+    assert groups.punctuation({"groups": [group(1.0, "NOUN", 1.0), *[group(0.0)] * 31]}) == 0.0
+
+
 def test_every_format_escapes_tokens(result, tmp_path):
     pages = made(result, tmp_path)
     assert "<script>" not in pages["html"]

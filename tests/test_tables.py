@@ -8,8 +8,9 @@ from statistics import stdev
 
 import pandas
 import pytest
-from paper_results import experiment, write_answers, write_results
+from paper_results import REPOSITORY, experiment, write_answers, write_results
 
+from focus import scales
 from focus.config import Experiment, Row
 from focus.errors import UserError
 from focus.paper import layout, printed, rows, tables
@@ -82,9 +83,11 @@ def test_the_caption_says_what_was_measured(results):
     phase = experiment().methods["focus"].training.phases[0]
     for said in (
         "Scale `laptop`; text `austen`",
-        "Context 512, window 64, stride 512; 8 windows, 800 tokens scored, from held-out book0, book1; float32 on cpu.",
+        "On `austen`: context 512, window 64, stride 512; 8 windows, 800 tokens scored, from held-out book0, book1; "
+        "float32 on cpu.",
         "Standard errors are over windows (2 held-out documents).",
-        f"Focus: {phase.steps} steps of centroids at {phase.learning_rate}, {phase.steps * 512:,} tokens, seed 0",
+        f"Focus: {phase.steps} steps of centroids at {phase.learning_rate}, {phase.steps * 512:,} tokens in windows of "
+        "512, seed 0",
         "Stand-in for GPT-2 124M: a small one.",
         "One seed, so no spread over seeds.",
     ):
@@ -102,6 +105,147 @@ def test_rows_are_compared_with_the_pretrained_model_on_their_text_and_context(t
     grid = cells(made(tmp_path, settings, "domains")["md"], "gpt2-mini: perplexity")
     assert grid["Pretrained, wikipedia"][place] == "-"
     assert grid["Full attention, fine-tuned, wikipedia"][place].startswith("1.000")
+
+
+def test_what_the_paper_prints_over_fine_tuning_is_shown_over_fine_tuning(tmp_path):
+    settings = experiment()
+    shifts = {"full-finetuning/full": -0.15, "focus-k8-finetuned/soft": -0.05, "scratch-focus/soft": 0.3}
+    write_results(tmp_path, settings, shifts)
+    written = made(tmp_path, settings, "domains")
+    grid = cells(written["md"], "gpt2-mini: perplexity")
+    for text, paper in (("", 30.3 / 31.4), (", wikipedia", 21.3 / 21.4)):
+        found = dict(zip(grid["Row"], grid[f"Focus K=8, fine-tuned, soft{text}"], strict=True))
+        assert ratio(found["Ratio to pretrained"]) == pytest.approx(math.exp(-0.05), abs=1e-3)
+        assert ratio(found["Ratio to Full attention, fine-tuned"]) == pytest.approx(math.exp(0.1), abs=1e-3)
+        assert found["Paper's ratio"] == f"{paper:.3f}"
+    table = pandas.read_csv(io.StringIO(written["csv"]))
+    soft = table[table.row == "Focus K=8, fine-tuned, soft, wikipedia"].set_index("metric")
+    assert soft.against["perplexity_ratio_to_baseline"] == "Full attention, fine-tuned, wikipedia"
+    assert soft.value["perplexity_ratio_to_baseline"] == pytest.approx(math.exp(0.1), abs=1e-3)
+    assert soft.paper["perplexity_ratio_to_baseline"] == pytest.approx(21.3 / 21.4)
+    assert soft.against["perplexity_ratio"] == "Pretrained, wikipedia"
+    assert math.isnan(soft.paper["perplexity_ratio"])
+    scratch = cells(made(tmp_path, settings, "scratch")["md"], "gpt2-mini: perplexity")
+    assert "Ratio to pretrained" not in scratch["Row"]
+    found = dict(zip(scratch["Row"], scratch["Focus from scratch, soft"], strict=True))
+    assert ratio(found["Ratio to Full attention from scratch"]) == pytest.approx(math.exp(0.3), abs=1e-3)
+
+
+def ratio(cell: str) -> float:
+    return float(cell.split(" ± ", maxsplit=1)[0])
+
+
+@pytest.mark.parametrize("scale", ["config", "smoke", "overnight"])
+def test_a_printed_baseline_that_no_row_stands_for_is_the_pretrained_model(scale):
+    config = REPOSITORY / "config"
+    settings = scales.load([config / name for name in dict.fromkeys(("config.yaml", f"{scale}.yaml"))])
+    for exhibit in settings.tables.values():
+        shown = {row.paper for row in exhibit.rows}
+        for row in exhibit.rows:
+            base = printed.against(row.paper) if row.paper else None
+            assert base is None or base in shown or "retrained" in printed.row(base)["label"], (exhibit.title, base)
+
+
+def test_what_could_not_be_compared_is_a_dash(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings)
+    for path in tmp_path.glob("perplexity/gpt2-mini/*/full-finetuning/full/seed0.json"):
+        path.unlink()
+    grid = cells(made(tmp_path, settings, "domains", partial=True)["md"], "gpt2-mini: perplexity")
+    found = dict(zip(grid["Row"], grid["Focus K=8, fine-tuned, soft"], strict=True))
+    assert found["Ratio to Full attention, fine-tuned"] == "-"
+    assert ratio(found["Ratio to pretrained"]) == 1.0
+
+
+def test_the_caption_names_every_text_and_context_and_the_tokens_of_training(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings)
+    page = made(tmp_path, settings, "longcontext")["md"]
+    for context in (512, 1024, 2048, 4096):
+        assert f"On `austen`: context {context}, window 64, stride 512; " in page
+    trained = re.findall(r"Focus: 100 steps of centroids at 0\.003, ([\d,]+) tokens in windows of (\d+)", page)
+    assert trained == [("51,200", "512")]
+    page = made(tmp_path, settings, "domains")["md"]
+    for corpus in ("austen", "wikipedia", "essays"):
+        assert f"On `{corpus}`: context 1024, " in page
+    assert "texts `austen`; `wikipedia`; `essays`." in page
+
+
+def test_without_its_result_the_tokens_of_training_are_left_out(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings)
+    (tmp_path / "training/smollm2-135m-instruct/austen/focus/seed0/result.json").unlink()
+    assert "Focus: 100 steps of centroids at 0.003, seed 0." in made(tmp_path, settings, "headline")["md"]
+
+
+def test_what_the_paper_does_not_give_is_not_said(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings)
+    for table in settings.tables:
+        assert "None" not in made(tmp_path, settings, table)["md"]
+
+
+def test_adapters_are_told_by_what_differs(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings)
+    page = made(tmp_path, settings, "table8")["md"]
+    (line,) = [line for line in page.splitlines() if line.startswith("Adapters: ")]
+    common, *others = line.removeprefix("Adapters: ").rstrip(".").split("; ")
+    assert common == "K=8, w=128, d_g=16, tau=0.1, gate log_sigmoid, 4 sinks"
+    assert others == [
+        "Softmax, nothing: balance softmax",
+        "Entropy and balance loss: balance entropy, balance weight 0.01, entropy weight 0.01",
+        "Balance loss x5: balance entropy, balance weight 0.05, entropy weight 0.01",
+        "Stop-gradient on inputs: balance stop_gradient, balance weight 0.01, entropy weight 0.01",
+        "EMA centroids and projection: balance ema, ema momentum 0.95",
+        "Reclustering: balance recluster, recluster every 20",
+        "Sinkhorn: N=10, balance sinkhorn",
+        "Potentials (ours): N=10, balance potentials, potential momentum 0.9",
+        "A closed, centroids frozen: balance softmax, centroids frozen",
+        "B closed, inputs detached: balance softmax, inputs detached",
+        "C closed, projection frozen: balance softmax, projection frozen",
+    ]
+    page = made(tmp_path, settings, "table9")["md"]
+    for said in ("K=16: K=16", "w=256: w=256", "tau=0.2: tau=0.2", "N=3: N=3", "K=2, w=16: K=2, w=16"):
+        assert f"; {said};" in page
+
+
+def test_the_largest_group_is_the_probes_where_every_row_has_one(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings)
+    page = made(tmp_path, settings, "balance")["md"]
+    grid = cells(page, "gpt2-mini: balance of the groups")
+    found = dict(zip(grid["Row"], grid["Sinkhorn, centroids only, soft"], strict=True))
+    assert (found["Largest group"], found["Stability"], found["Collapsed at step"]) == ("40.0 %", "0.900", "never")
+    for said in ("over the first 4 training windows together", "more than 90.0 % of the tokens", "10 steps apart"):
+        assert said in page
+    assert "Stability: " in page
+    assert "Far pairs kept: " not in page
+    page = made(tmp_path, settings, "table9")["md"]
+    assert "of each held-out window alone" in page
+    assert "Stability: " not in page
+    assert "Collapsed at step: " not in page
+
+
+def test_seeds_that_did_not_collapse_are_counted(tmp_path):
+    settings = experiment(seeds=[0, 1, 2])
+    write_results(tmp_path, settings)
+    steps = {"softmax": [None, 120, None], "entropy": [100, 110, 120], "ema": [None] * 3, "recluster": [30, None, 50]}
+    for method, found in steps.items():
+        for seed, step in enumerate(found):
+            path = tmp_path / f"training/gpt2-mini/austen/collapse-{method}/seed{seed}/result.json"
+            result = json.loads(path.read_text())
+            result["metrics"]["collapse_step"] = step
+            path.write_text(json.dumps(result))
+    grid = cells(made(tmp_path, settings, "table8")["md"], "gpt2-mini: balance of the groups")
+    place = grid["Row"].index("Collapsed at step")
+    labels = [f"{settings.methods[f'collapse-{name}'].label}, soft" for name in steps]
+    assert [grid[label][place] for label in labels] == [
+        "120 (1 of 3)",
+        "110 ± 10 (3 of 3)",
+        "never",
+        "40 ± 14 (2 of 3)",
+    ]
 
 
 def test_an_ablation_shows_its_largest_group_beside_the_papers(tmp_path):

@@ -1,10 +1,12 @@
 import itertools
 import math
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import pytest
+from jinja2 import Template
 from matplotlib.text import Text
-from paper_results import experiment, write_methods, write_results
+from paper_results import REPOSITORY, experiment, write_methods, write_results
 
 from focus.config import Exhibit, Experiment
 from focus.errors import UserError
@@ -58,7 +60,6 @@ def test_the_papers_points_have_table_1s_quality_and_table_6s_speed():
     assert tradeoff.paper_points(65536) == [
         ("full fine-tuning", 1.0, 36.4 / 42.8),
         ("Focus, K=4", 3.0, 36.2 / 42.8),
-        ("Focus, K=8", 4.7, 36.2 / 42.8),
     ]
     assert [name for name, *_ in tradeoff.paper_points(512)] == ["full fine-tuning"]
 
@@ -89,13 +90,42 @@ def test_every_point_has_its_label_and_what_is_missing_is_named(root, monkeypatc
     canvas = drawn(root, monkeypatch)
     for axes in canvas.axes:
         assert sorted(text.get_text() for text in axes.texts) == [
-            *("Focus, hard k=1", "Focus, hard k=2", "Paper: Focus, K=4", "Paper: Focus, K=8"),
+            *("Focus, hard k=1", "Focus, hard k=2", "Paper: Focus, K=4"),
             *("Paper: full fine-tuning", "Pretrained", "Window only"),
         ]
     footnote = canvas.get_supxlabel().replace("\n", " ")
     assert "Not timed: Focus, soft (quadratic memory)." in footnote
     assert "it prints no speed for Longformer 0.91, Performer 2.62, Routing Transformer 0.87." in footnote
     plt.close(canvas)
+
+
+def test_the_footnote_says_where_quality_and_speed_were_measured(root, monkeypatch):
+    canvas = drawn(root, monkeypatch)
+    footnote = canvas.get_supxlabel().replace("\n", " ")
+    assert (
+        "Quality: context 512, window 64 (smollm2-135m-instruct); context 1024, window 128 (gpt2-mini). "
+        "Speed: context 65536, window 128. Fixed budgets"
+    ) in footnote
+    assert "two standard errors of paired differences" in footnote
+    plt.close(canvas)
+
+
+@pytest.mark.parametrize(
+    ("shows", "said"),
+    [
+        (None, "against the share of causal pairs kept"),
+        ("tradeoff", "faster than full attention"),
+        ("dominance", "tokens in the largest group over the steps"),
+    ],
+)
+def test_the_report_says_of_a_figure_what_it_shows(shows, said):
+    config = {"scale": "laptop", "figures": {"x": {"title": "t"} | ({"shows": shows} if shows else {})}}
+    snakemake = SimpleNamespace(config=config, wildcards=SimpleNamespace(figure="x"))
+    template = Template((REPOSITORY / "workflow/report/figure.rst").read_text())
+    caption = " ".join(template.render(snakemake=snakemake).split())
+    assert said in caption
+    assert sum(other in caption for other in ("causal pairs kept", "faster than", "over the steps")) == 1
+    assert "{" not in caption
 
 
 def test_files_are_whole_and_the_same_each_time(root):

@@ -169,8 +169,9 @@ def _identity(claim: Claim, value: float, error: float) -> str:
 
 def _value(claim: Claim, value: float, error: float) -> str:
     expected = printed.number(claim.printed[0])
-    away = abs(value - expected)
-    return "reproduced" if away <= _rounding(expected) else _near(away, error, claim.tolerance * abs(expected) / 100)
+    away, allowed = abs(value - expected), claim.tolerance * abs(expected) / 100
+    rounded = away <= min(printed.rounding(claim.printed[0]), allowed)
+    return "reproduced" if rounded else _near(away, error, allowed)
 
 
 def _near(away: float, error: float, allowed: float) -> str:
@@ -282,12 +283,6 @@ def _worst(verdicts: list[str]) -> str:
 
 def _agreed(verdicts: list[str], over: str) -> str:
     return verdicts[0] if len(set(verdicts)) == 1 else f"mixed over {over}" if verdicts else ""
-
-
-def _rounding(number: float) -> float:
-    """Half a unit of the last printed digit."""
-    _, _, decimals = f"{number:.10g}".partition(".")
-    return 0.5 * 10.0 ** -len(decimals)
 
 
 def _page(decided: list[dict], entries: dict[tuple, Entry], root: Path) -> tuple[list[layout.Grid], list[str]]:

@@ -8,8 +8,8 @@ import pandas
 
 from focus.errors import UserError
 from focus.paper import layout, printed
+from focus.paper.formats import percent, sentence
 from focus.paper.layout import Grid
-from focus.paper.tables import percent, sentence
 from focus.provenance import read_result, write_atomically
 
 TITLE = "What the groups hold (the paper's section 5)"
@@ -38,6 +38,8 @@ COLUMNS = [
     *("model", "corpus", "method", "seed", "device", "dtype", "code"),
 ]
 LISTED = 5  # top tokens a row
+LEAST_OF_EVEN = 0.5
+"""Share of an even group below which a group's purity is not set beside the paper's, whose groups hold at least 0.8."""
 
 
 def load(path: Path) -> dict:
@@ -94,8 +96,9 @@ def frame(result: dict) -> pandas.DataFrame:
 
 
 def punctuation(layer: dict) -> float:
-    """The largest share of punctuation that a group of the layer has."""
-    return max(group["categories"].get("PUNCT", 0.0) for group in layer["groups"])
+    """The largest share of punctuation that a group of at least LEAST_OF_EVEN / K of the layer's tokens has."""
+    least = LEAST_OF_EVEN / len(layer["groups"])
+    return max(group["categories"].get("PUNCT", 0.0) for group in layer["groups"] if group["share"] >= least)
 
 
 def shares(layer: dict) -> tuple[float, float]:
@@ -175,7 +178,8 @@ def _against(layer: dict, best: dict) -> Grid:
         "Purity: share of the tokens that are in their group's most frequent category. Shuffled: the groups dealt anew "
         "to the tokens. Drawn by token: each token of the vocabulary sent to one group at random; such groups know no "
         "grammar, yet are purer than shuffled ones, since most tokens have one category and stay whole. Both p-values "
-        "count that this layer was chosen among all."
+        "count that this layer was chosen among all. Punctuation: of the groups with at least half an even group's "
+        "tokens."
     )
     return Grid("Beside chance and the paper", ["Measure", "Here", "Paper"], lines, [said])
 

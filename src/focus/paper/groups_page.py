@@ -6,8 +6,8 @@ import html
 import json
 from pathlib import Path
 
+from focus.paper.formats import sentence
 from focus.paper.groups import CATEGORIES, load, token
-from focus.paper.tables import sentence
 from focus.provenance import write_atomically
 
 STYLE = """

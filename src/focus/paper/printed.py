@@ -13,7 +13,17 @@ from focus.errors import UserError
 @cache
 def printed() -> dict:
     """All of printed.yaml: {table: {place, model, corpus, context, window, steps, rows: {row: {column: number}}}}."""
-    return yaml.safe_load(files("focus.paper").joinpath("printed.yaml").read_text())
+    return yaml.safe_load(_text())
+
+
+@cache
+def _digits() -> dict:
+    """The same with every number as the text that it is written as."""
+    return yaml.load(_text(), Loader=yaml.BaseLoader)
+
+
+def _text() -> str:
+    return files("focus.paper").joinpath("printed.yaml").read_text()
 
 
 def row(reference: str) -> dict:
@@ -41,10 +51,29 @@ def number(reference: str) -> float:
     return values[column]
 
 
+def rounding(reference: str) -> float:
+    """Half a unit of the last digit of a printed number `table.row.column`, or `table.column`.
+
+    Raises UserError when the paper does not print it.
+    """
+    number(reference)
+    home, _, column = reference.rpartition(".")
+    table, _, name = home.partition(".")
+    values = _digits()[table]["rows"][name] if name else _digits()[table]
+    _, _, decimals = values[column].partition(".")
+    return 0.5 * 10.0 ** -len(decimals)
+
+
+def against(reference: str) -> str | None:
+    """The printed row that `table.row` is compared with, as "table.row", or None for the baseline itself."""
+    name = row(reference).get("against")
+    return None if name is None else f"{reference.partition('.')[0]}.{name}"
+
+
 def baseline(reference: str) -> dict | None:
-    """The printed row that `table.row` is compared with, or None for the baseline itself."""
-    against = row(reference).get("against")
-    return None if against is None else row(f"{reference.partition('.')[0]}.{against}")
+    """The values of that row, or None for the baseline itself."""
+    name = against(reference)
+    return None if name is None else row(name)
 
 
 def rows_of(table: str) -> dict[str, dict]:

@@ -29,7 +29,8 @@ TASKS = {
     "gsm8k": "GSM8K",
 }
 COLUMNS = [
-    *("model", "corpus", "row", "method", "variant", "seed", "metric", "value", "standard_error", "paper_row", "paper"),
+    *("model", "corpus", "row", "method", "variant", "seed", "metric", "value", "standard_error", "against"),
+    *("paper_row", "paper"),
     *("not_run", "result", "code", "device", "dtype", "backend", "seconds", "peak_memory_mib"),
 ]
 
@@ -51,6 +52,11 @@ class Run:
         """{task: {"items", "correct", "beyond_window", ...}} in the paper's order; empty without downstream results."""
         measured = self.results["downstream"]["metrics"]["tasks"] if "downstream" in self.results else {}
         return {task: measured[task] for task in TASKS if task in measured}
+
+    @property
+    def trained(self) -> dict:
+        """The metrics of training, with those of the probe if there was one; {} where nothing trains."""
+        return self.results["training"]["metrics"] if "training" in self.results else {}
 
     @property
     def written(self) -> dict | None:
@@ -112,21 +118,31 @@ def gather(exhibit: Exhibit, experiment: Experiment, root: Path, *, partial: boo
 
 def reference(entries: list[Entry], entry: Entry) -> Entry | None:
     """The pretrained row of the entry's model, text and context, or None when the exhibit has none with results."""
-    same = (entry.model, entry.corpus, entry.row.context)
-    return next(
-        (
-            other
-            for other in entries
-            if (other.model, other.corpus, other.row.context) == same and other.kind == "pretrained" and other.runs
-        ),
-        None,
-    )
+    return next((other for other in _beside(entries, entry) if other.kind == "pretrained" and other.runs), None)
+
+
+def other_baseline(entries: list[Entry], entry: Entry) -> Entry | None:
+    """The row of the same model, text and context that the paper's ratios there are taken over, with results or not.
+
+    None where that is the pretrained row or none of the exhibit, and for a pretrained entry.
+    """
+    beside = _beside(entries, entry)
+    own = printed.against(entry.row.paper) if entry.row.paper else None
+    wanted = {own} if own else {printed.against(other.row.paper) for other in beside if other.row.paper} - {None}
+    base = next((other for other in beside if other.row.paper in wanted), None)
+    return None if base is None or "pretrained" in (base.kind, entry.kind) else base
+
+
+def _beside(entries: list[Entry], entry: Entry) -> list[Entry]:
+    place = (entry.model, entry.corpus, entry.row.context)
+    return [other for other in entries if (other.model, other.corpus, other.row.context) == place]
 
 
 def frame(entries: list[Entry]) -> pandas.DataFrame:
     """The entries as a tidy frame: one line per model, row, seed and metric, in full precision.
 
     Accuracies and their changes are percent as in the paper; shares of pairs, tokens and positions are 0 to 1.
+    `against` names the row that ratios and changes are taken over.
     """
     lines = []
     for entry in entries:
@@ -141,7 +157,8 @@ def frame(entries: list[Entry]) -> pandas.DataFrame:
         if not entry.runs:
             lines.append(known | {"not_run": entry.reason})
         for seed, run in entry.runs.items():
-            measured = list(_metrics(entry, run, reference(entries, entry), seed))
+            bases = reference(entries, entry), other_baseline(entries, entry)
+            measured = list(_metrics(entry, run, *bases, seed))
             lines += [known | {"seed": seed} | _origin(run, source) | values for source, values in measured]
     table = pandas.DataFrame(lines, columns=COLUMNS)
     return table.astype({"seed": "Int64"})
@@ -202,18 +219,22 @@ def _read(path: Path, model: str, row: Row, seed: int) -> dict:
     return result
 
 
-def _metrics(entry: Entry, run: Run, base: Entry | None, seed: int) -> Iterator[tuple[str, dict]]:
-    """(experiment, {metric, value, standard_error, paper}) for every number of one run."""
+def _metrics(
+    entry: Entry, run: Run, base: Entry | None, other_base: Entry | None, seed: int
+) -> Iterator[tuple[str, dict]]:
+    """(experiment, {metric, value, standard_error, against, paper}) for every number of one run."""
 
-    def line(source: str, metric: str, value: float, error: float | None = None, paper: float | None = None):
-        return source, {"metric": metric, "value": value, "standard_error": error, "paper": paper}
+    def line(source: str, metric: str, value: float, error: float | None = None, paper: float | None = None, **known):
+        return source, {"metric": metric, "value": value, "standard_error": error, "paper": paper} | known
 
     metrics = run.results["perplexity"]["metrics"]
     yield line("perplexity", "perplexity", *statistics.perplexity(run.windows), printed_value(entry, "perplexity"))
-    other = base.runs.get(seed, base.first) if base else None
-    if other and entry is not base:
-        ratio = statistics.compare(run.windows, other.windows)
-        yield line("perplexity", "perplexity_ratio", ratio.value, ratio.error, printed_ratio(entry))
+    paired = [("perplexity_ratio", base, None if other_base else printed_ratio(entry))]
+    paired.append(("perplexity_ratio_to_baseline", other_base, printed_ratio(entry)))
+    for metric, over, paper in paired:
+        if over and over.runs and entry is not over:
+            ratio = statistics.compare(run.windows, over.runs.get(seed, over.first).windows)
+            yield line("perplexity", metric, ratio.value, ratio.error, paper, against=over.label)
     yield line("perplexity", "tokens", metrics["tokens"])
     yield line("perplexity", "documents", len({window["document"] for window in run.windows}))
     for share in ("pairs_kept", "far_pairs_kept"):
@@ -225,27 +246,25 @@ def _metrics(entry: Entry, run: Run, base: Entry | None, seed: int) -> Iterator[
         for name in ("dominance", "confidence"):
             if name in values:
                 yield line("perplexity", f"layer{layer}_{name}", values[name])
-    for source, task, values, before in _scored(run, other):
+    for source, task, values, before in _scored(run, base.runs.get(seed, base.first) if base else None):
         share, error = statistics.accuracy(statistics.scored(values))
         yield line(source, task, 100 * share, error and 100 * error, printed_value(entry, task))
         yield line(source, f"{task}_items", values["items"])
         yield line(source, f"{task}_beyond_window", values["beyond_window"])
         if before and entry is not base:
-            flips = statistics.flips(statistics.scored(values), statistics.scored(before))
-            yield line(source, f"{task}_change", 100 * flips.change, 100 * flips.error)
-            yield line(source, f"{task}_change_low", 100 * flips.low)
-            yield line(source, f"{task}_change_high", 100 * flips.high)
-            yield line(source, f"{task}_gained", flips.gained)
-            yield line(source, f"{task}_lost", flips.lost)
-            yield line(source, f"{task}_p_value", flips.p_value)
+            flips, over = statistics.flips(statistics.scored(values), statistics.scored(before)), base.label
+            yield line(source, f"{task}_change", 100 * flips.change, 100 * flips.error, against=over)
+            yield line(source, f"{task}_change_low", 100 * flips.low, against=over)
+            yield line(source, f"{task}_change_high", 100 * flips.high, against=over)
+            yield line(source, f"{task}_gained", flips.gained, against=over)
+            yield line(source, f"{task}_lost", flips.lost, against=over)
+            yield line(source, f"{task}_p_value", flips.p_value, against=over)
     if run.written:
         yield line("generation", "gsm8k_flexible", 100 * run.written["accuracy_flexible"])
         yield line("generation", "gsm8k_tokens_per_second", run.written["tokens_per_second"])
-    if "training" in run.results:
-        metrics = run.results["training"]["metrics"]
-        for name in ("steps", "tokens", "final_loss", "stability", "collapse_step"):
-            if metrics.get(name) is not None:
-                yield line("training", f"training_{name}", metrics[name])
+    for name in ("steps", "tokens", "final_loss", "dominance", "stability", "collapse_step"):
+        if run.trained.get(name) is not None:
+            yield line("training", f"training_{name}", run.trained[name])
 
 
 def _scored(run: Run, other: Run | None) -> Iterator[tuple[str, str, dict, dict | None]]:

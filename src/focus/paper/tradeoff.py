@@ -18,6 +18,7 @@ from focus.config import Exhibit, Experiment, variant_of
 from focus.errors import UserError
 from focus.paper import labels, printed, rows
 from focus.paper.figures import MARKERS, STYLE, TICKS, save
+from focus.paper.formats import either
 from focus.paper.rows import Entry
 from focus.paper.speed import tokens
 from focus.provenance import read_result
@@ -26,7 +27,7 @@ RESULT = "speed/methods.json"
 SPEEDS = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200, 500]
 BETTER = {"color": "tab:green", "alpha": 0.1, "linewidth": 0, "zorder": 0}
 PAPER = {"marker": "s", "color": "0.5", "markerfacecolor": "white", "markersize": 5, "linewidth": 0.8, "zorder": 2}
-PAPER_GROUPS = (4, 8)
+PAPER_GROUPS = 4  # K of Table 1's Focus, so of the only quality that has a speed
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ def write(
 ) -> None:
     """Write `output_prefix`.pdf and .png: one panel a model, the speed of the longest context timed.
 
-    Vertical bars are two standard errors, paired by window; horizontal ones the range over rounds. Raises UserError
+    Vertical bars are two standard errors of paired differences; horizontal ones the range over rounds. Raises UserError
     when a result is missing, unless `partial`: then the row is left out and named below the panels.
     """
     entries = rows.gather(exhibit, experiment, results_root, partial=partial)
@@ -108,15 +109,14 @@ def points(entries: list[Entry], model: str, timed: dict) -> list[Point]:
 
 
 def paper_points(length: int) -> list[tuple[str, float, float]]:
-    """(name, speed-up, ratio of perplexities) of the paper: full fine-tuning, and Focus with Table 6's speed-ups.
+    """(name, speed-up, ratio of perplexities) of the paper: full fine-tuning, and Focus with Table 6's speed-up.
 
     The paper prints no speed of other methods, and none at other lengths than Table 6's.
     """
     found = [("full fine-tuning", 1.0, printed_ratio("full_attention_ft"))]
-    for groups in PAPER_GROUPS:
-        speedup = printed.rows_of("table6")[f"table6.k{groups}"].get(str(length))
-        if speedup is not None:
-            found.append((f"Focus, K={groups}", speedup, printed_ratio("focus")))
+    speedup = printed.row(f"table6.k{PAPER_GROUPS}").get(str(length))
+    if speedup is not None:
+        found.append((f"Focus, K={PAPER_GROUPS}", speedup, printed_ratio("focus")))
     return found
 
 
@@ -188,15 +188,41 @@ def _footnote(entries: list[Entry], exhibit: Exhibit, experiment: Experiment, ti
     silent = [f"{printed.row(f'table1.{name}')['label']} {printed_ratio(name):.2f}" for name in _unplotted()]
     sentences = [
         f"Scale {experiment.scale}, text {exhibit.corpus}, seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}.",
-        f"Speed: attention alone, forward, one thread of {origin['processor']}, {origin['dtype']}, "
+        f"Timed: attention alone, forward, one thread of {origin['processor']}, {origin['dtype']}, "
         f"H={settings['heads']}, D={settings['head_dim']}, random inputs; full attention is at 1 by definition.",
-        "Shaded: faster and better. Bars: two standard errors, paired by window; range over rounds.",
+        f"{_measured_at(entries)} {_timed_at(timed)} Fixed budgets (global tokens, blocks, pages, tokens selected) are "
+        "another share of the keys at each.",
+        "Shaded: faster and better. Bars: two standard errors of paired differences; range over rounds.",
         "Grey: the paper's Table 1 (GPT-2 124M, PG-19) at Table 6's speed on an H100; it prints no speed for "
         f"{', '.join(silent)}.",
         *(f"Not timed: {name} ({reason})." for name, reason in untimed.items()),
         f"Not run: {'; '.join(missing)}." if missing else "",
     ]
     return textwrap.fill(" ".join(sentences), 10 + 105 * panels)
+
+
+def _measured_at(entries: list[Entry]) -> str:
+    """The context and windows that each model's quality was measured with."""
+    found: dict[str, list[dict]] = {}
+    for entry in (each for each in entries if each.runs):
+        settings = entry.first.results["perplexity"]["settings"]["model_settings"]
+        found.setdefault(entry.model, []).append(settings)
+    each = {
+        model: f"{_setting(settings, 'context')}, {_setting(settings, 'window')}" for model, settings in found.items()
+    }
+    if len(set(each.values())) == 1:
+        return f"Quality: {next(iter(each.values()))}."
+    return f"Quality: {'; '.join(f'{known} ({model})' for model, known in each.items())}."
+
+
+def _setting(settings: list[dict], name: str) -> str:
+    return f"{name} {either(sorted({each[name] for each in settings}))}"
+
+
+def _timed_at(timed: dict) -> str:
+    """The context and windows that the speed shown was measured with."""
+    windows = {row["settings"]["window"] for row in timed["settings"]["rows"]}
+    return f"Speed: context {longest(timed)}, window {either(sorted(windows))}."
 
 
 def _unplotted() -> list[str]:
