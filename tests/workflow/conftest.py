@@ -13,10 +13,29 @@ PARTS = ("Snakefile", "workflow", "profiles", "config", "envs", "src", "README.m
 
 
 def rows(experiment) -> set[tuple]:
-    """(model, corpus, method, variant, seed) of every row that the tables and figures show."""
+    """(model, corpus, method, variant, seed) of every row whose perplexity a table or figure shows."""
+    return {
+        row
+        for exhibit in [*experiment.tables.values(), *experiment.figures.values()]
+        if exhibit.shows != "dominance"
+        for row in rows_of(experiment, exhibit)
+    }
+
+
+def trained(experiment) -> set[tuple]:
+    """(model, corpus, method, seed) of everything that is trained."""
+    exhibits = [*experiment.tables.values(), *experiment.figures.values()]
+    cells = {(row[0], row[1], row[2], row[4]) for exhibit in exhibits for row in rows_of(experiment, exhibit)}
+    groups = experiment.groups
+    if groups and groups.model in experiment.models:
+        cells.add((groups.model, groups.corpus, groups.method, experiment.seeds_of(groups.model, groups.method)[0]))
+    return {cell for cell in cells if experiment.methods[cell[2]].training}
+
+
+def rows_of(experiment, exhibit) -> set[tuple]:
+    """(model, corpus, method, variant, seed) of every row of one table or figure."""
     return {
         (model, row.corpus or exhibit.corpus, row.method, row.variant, seed)
-        for exhibit in [*experiment.tables.values(), *experiment.figures.values()]
         for model in experiment.models
         if model in (exhibit.models or experiment.models)
         for row in exhibit.rows
