@@ -3,6 +3,7 @@
 import errno
 import importlib
 import json
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -160,3 +161,16 @@ def test_tables_get_their_exhibit(call, fake):
     scale = experiment.model_dump_json()
     assert call("table", "table1", "--scale", scale, "--results", "results/laptop", "--output", "t/table1")[0] == 0
     assert seen == ["table1", experiment.tables["table1"], experiment, Path("results/laptop"), Path("t/table1")]
+
+
+@pytest.mark.parametrize("job", ["x", '{"a": 1}', "[1]"])
+def test_settings_of_a_timing_that_are_none_are_one_line(call, job):
+    code, out, err = call("bench", "attention", "--job", job)
+    assert (code, out) == (2, "")
+    assert err.startswith("focus: error: --job: expected JSON of focus.config.AttentionBenchmark, got ")
+    assert err.count("\n") == 1
+
+
+def test_the_adapter_is_there_without_loading_anything_first():
+    code = "import focus; focus.adapter.calibrate; assert set(dir(focus)) >= {'compose', 'load'}"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -125,6 +125,11 @@ def test_readme_explains_every_key():
         ("methods: {focus: {sinks: 4}}", "methods.focus.sinks: there is no such key"),
         ("methods: {pretrained: {sinks: 0}}", "methods.pretrained.sinks: there is no such key"),
         ("methods: {new: {like: nothing}}", "methods.new.like: expected another method's name, got 'nothing'"),
+        (
+            "methods: {a: {like: b}, b: {like: a}}",
+            "methods.b.like: expected a chain that ends, got a",
+        ),
+        ("scale: reference", "scale: expected another name, since results/reference holds the committed runs"),
         ("methods: {focus: {like: focus}}", "methods.focus.like: expected another method's name, got 'focus'"),
         ("methods: {focus: {adapter: {window: 64}}}", "methods.focus.adapter.window: comes from the method's window"),
         ("methods: {focus: {training: {clip: .inf}}}", "training.clip: expected a finite number, got inf"),

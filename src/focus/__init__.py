@@ -16,7 +16,13 @@ _HOME = {
 __all__ = ["FocusConfig", "compose", "decompose", "load", "save", "switch"]
 
 
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str):
+    if name == "adapter":
+        return import_module("focus.adapter")
     if name not in _HOME:
         raise AttributeError(f"module 'focus' has no attribute {name!r}; it offers {', '.join(__all__)}")
     return getattr(import_module(_HOME[name]), name)

@@ -242,8 +242,12 @@ def bench_attention(
     from focus.paper import speed
 
     given = {"lengths": length, "groups": groups, "window": window, "threads": threads, "seconds": seconds}
-    settings = json.loads(job or "{}") | {key: value for key, value in given.items() if value not in (None, [], ())}
-    run = AttentionBenchmark.model_validate_json(json.dumps(settings))
+    given = {key: value for key, value in given.items() if value not in (None, [], ())}
+    try:
+        run = AttentionBenchmark.model_validate_json(json.dumps(json.loads(job or "{}") | given))
+    except (ValueError, TypeError) as error:
+        problem = " ".join(str(error).split())
+        raise UserError(f"--job: expected JSON of focus.config.AttentionBenchmark, got {problem}") from None
     if not job:
         run = run.model_copy(update={"memory_lengths": [max(run.lengths)]})
     with tempfile.TemporaryDirectory() as folder:

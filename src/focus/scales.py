@@ -112,9 +112,11 @@ def _inherit(name: str, methods: Mapping, layers: list[tuple[str, Mapping]], bel
     if not isinstance(method, Mapping) or "like" not in method:
         return method
     parent, own = method["like"], {key: value for key, value in method.items() if key != "like"}
-    if not isinstance(parent, str) or parent not in methods or parent in (name, *below):
-        key = f"methods.{name}.like"
+    key = f"methods.{name}.like"
+    if not isinstance(parent, str) or parent not in methods or parent == name:
         raise UserError(f"{_home(key, layers)}: {key}: expected another method's name, got {parent!r}")
+    if parent in below:
+        raise UserError(f"{_home(key, layers)}: {key}: expected a chain that ends, got {parent}, which leads back here")
     return _merge(_inherit(parent, methods, layers, (name, *below)), own)
 
 
@@ -166,6 +168,8 @@ def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
 
 def _misplaced(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """(key, problem) for every key a file gives that another key decides; jobs, written in full, may hold both."""
+    if experiment.scale == "reference":
+        yield "scale", "expected another name, since results/reference holds the committed runs, got reference"
     for name, method in experiment.methods.items():
         if method.kind == "focus" and "window" in method.adapter.model_fields_set:
             yield f"methods.{name}.adapter.window", "comes from the method's window or the model's, leave it out here"

@@ -15,6 +15,7 @@ from focus.provenance import read_result, write_atomically
 
 RESULT = "speed/attention.json"
 METRICS = ("speedup", "cosine")
+LEAST_MIB = 8
 SECTIONS = ("forward", "backward", "unbalanced", "membership", "training", "decode", "decode_model", "memory")
 KEYS = ("length", "groups", "top_k", "threads")
 TITLES = {
@@ -192,6 +193,7 @@ def _training(threads: int, rows: list[dict]) -> Grid:
 
 
 def _memory(rows: list[dict]) -> Grid:
+    """A ratio only where full attention takes LEAST_MIB, since small allocations reuse what the process holds."""
     full = {row["length"]: row["mib"] for row in rows if row["groups"] is None}
     lines = [
         [
@@ -199,7 +201,7 @@ def _memory(rows: list[dict]) -> Grid:
             str(row["groups"]),
             f"{full[row['length']]:,.0f}",
             f"{row['mib']:,.0f}",
-            _times(row["mib"] / full[row["length"]]),
+            _times(row["mib"] / full[row["length"]]) if full[row["length"]] >= LEAST_MIB else "-",
         ]
         for row in rows
         if row["groups"]

@@ -66,7 +66,7 @@ def write(
     shown = [points(entries, model, timed) for model in models]
     with plt.rc_context(seaborn.axes_style("whitegrid") | STYLE):
         canvas, panels = plt.subplots(1, len(models), figsize=(0.6 + 5.4 * len(models), 5.6), squeeze=False)
-        canvas.suptitle(exhibit.title, fontsize=10)
+        canvas.suptitle(textwrap.fill(exhibit.title, 62 * len(models)), fontsize=10)
         canvas.supxlabel(_footnote(entries, exhibit, experiment, timed, len(models)), fontsize=7, color="0.3")
         for axes, model, found in zip(panels[0], models, shown, strict=True):
             _panel(axes, found, _colours(entries), length)
