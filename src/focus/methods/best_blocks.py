@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from torch import Tensor
 
@@ -21,21 +23,21 @@ class BestBlocks(Tiled):
     comes later changes no choice. Which past blocks score best cannot be told once a cache has dropped their keys.
     """
 
+    @abstractmethod
     def size(self, settings: Method) -> int:
         """Tokens in a block."""
-        raise NotImplementedError
 
+    @abstractmethod
     def count(self, settings: Method) -> int:
         """Blocks a query sees, its own among them."""
-        raise NotImplementedError
 
+    @abstractmethod
     def summarise(self, blocks: Tensor) -> Tensor:
         """Keys in blocks [B, Hkv, N, size, D] -> [B, Hkv, N, E]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def probe(self, query: Tensor) -> Tensor:
         """Queries [B, H, n, D] -> [B, H, n, E]."""
-        raise NotImplementedError
 
     def allowed(self, call: Call, rows: slice) -> Tensor:
         """bool [B, H, n, Tk]."""

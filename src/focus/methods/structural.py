@@ -7,6 +7,7 @@ tokens of a cache.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -91,15 +92,15 @@ class Call:
         return (weights.reshape(shape) @ self.value[:, :, None]).flatten(1, 2)
 
 
-class Structural(MethodKind):
+class Structural(MethodKind, ABC):
     """A method that replaces attention; everything trains, or nothing. The model's attention dropout is left out."""
 
     name: str
     """The config's kind, and the name under which transformers finds the attention."""
 
+    @abstractmethod
     def attend(self, call: Call) -> Tensor:
         """The attention of one call: [B, H, Tq, D], finite for padding."""
-        raise NotImplementedError
 
     def layer_state(self, settings: Method, *, window: int, heads: int, head_dim: int, generator) -> LayerState:
         """What a layer holds; `generator` (torch.Generator) makes what is random."""
@@ -185,12 +186,12 @@ class Structural(MethodKind):
 class Masked(Structural):
     """A method that is a mask over the pairs; softmax over what it allows, exactly."""
 
+    @abstractmethod
     def allowed(self, call: Call, rows: slice) -> Tensor:
         """bool, broadcastable to [B, H, n, Tk]: the pairs of the queries `rows` (0 to Tq) that the method reads.
 
         Later, padded and too distant keys may be included: they are taken out afterwards. A query always sees itself.
         """
-        raise NotImplementedError
 
     def attend(self, call: Call) -> Tensor:
         """In blocks of queries; products in the dtype of the inputs, softmax at least in float32."""

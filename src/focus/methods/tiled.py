@@ -7,6 +7,7 @@ tiles, but no pair in two: the tiles' results are merged by log-sum-exp, forward
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
@@ -62,9 +63,9 @@ class Tiled(Masked):
     def plan(self, call: Call):
         """What is computed once for all queries of a call."""
 
+    @abstractmethod
     def tiles(self, call: Call, plan, rows: slice) -> list[Tiles]:
         """Tiles that together hold the allowed pairs of the queries `rows`, each once."""
-        raise NotImplementedError
 
     def attend(self, call: Call) -> Tensor:
         """Through tiles from SHORTEST_TILED queries on, unless a cache has dropped keys, which moves blocks."""
