@@ -342,3 +342,12 @@ def test_the_page_counts_shared_jobs_once_and_never_unknown_ones_as_nothing(reco
         "5 like, 1 unknown, 7 downloads",
     ]
     assert "Unknown: new/b.json." in page
+
+
+@pytest.mark.parametrize(("threads", "seconds", "working"), [(1, 50.0, 40.0), (2, 100.0, 80.0)])
+def test_time_lost_to_a_busy_machine_does_not_count_for_one_thread(tmp_path, threads, seconds, working):
+    origin = {"seconds": 100.0, "cpu_seconds": 50.0, "threads": threads, "peak_memory_mib": 1, "processor": "P"}
+    result = {"result_version": 1, "experiment": "training", "settings": {}, "provenance": origin}
+    (tmp_path / "result.json").write_text(json.dumps(result | {"metrics": {"training_seconds": 80.0}}))
+    (record,) = cost.read([tmp_path])
+    assert (record.seconds, record.working, record.starting) == (seconds, working, seconds - working)

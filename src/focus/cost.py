@@ -38,7 +38,9 @@ TRAINS = ("training", "pretraining")
 class Record:
     """A result of an earlier run; `path` is relative to its results folder, `size` its bytes.
 
-    `parameters` are the weights of its model, 0 where there is none or no manifest beside it tells.
+    `parameters` are the weights of its model, 0 where there is none or no manifest beside it tells. `seconds` are those
+    of the processor for what ran in one thread, so that a busy machine does not count, and `alone` is their share of
+    the time it took.
     """
 
     path: str
@@ -50,11 +52,13 @@ class Record:
     processor: str
     size: int
     parameters: int = 0
+    alone: float = 1.0
 
     @property
     def working(self) -> float:
         """Seconds that grow with the amount of work; a training's are those of all its processes."""
-        return self.metrics.get("training_seconds", self.seconds)
+        whole = self.metrics.get("training_seconds")
+        return self.seconds if whole is None else whole * self.alone
 
     @property
     def starting(self) -> float:
@@ -94,6 +98,9 @@ def read(folders: Iterable[Path]) -> list[Record]:
         for path, result in contents.items():
             if result.get("result_version") == RESULT_VERSION:
                 settings, origin = result["settings"], result["provenance"]
+                seconds = (
+                    origin.get("cpu_seconds", origin["seconds"]) if origin.get("threads") == 1 else origin["seconds"]
+                )
                 manifest = contents.get(f"models/{settings.get('model')}.json", {})
                 found.append(
                     Record(
@@ -101,7 +108,8 @@ def read(folders: Iterable[Path]) -> list[Record]:
                         kind=result["experiment"],
                         settings=settings,
                         metrics=result["metrics"],
-                        seconds=origin["seconds"],
+                        seconds=seconds,
+                        alone=min(1.0, seconds / origin["seconds"]) if origin["seconds"] else 1.0,
                         memory=origin["peak_memory_mib"],
                         processor=origin["processor"],
                         size=(folder / path).stat().st_size,

@@ -59,6 +59,7 @@ def write_result(
             "dtype": dtype,
             "backend": backend,
             "seconds": round(time.time() - started, 1),
+            "cpu_seconds": round(_cpu_seconds(), 1),
             "peak_memory_mib": _peak_memory_mib(),
             "argv": ["focus", *sys.argv[1:]],
         },
@@ -132,6 +133,11 @@ def processor() -> str:
 def _peak_memory_mib() -> int:
     """The system counts in KiB, macOS in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // (2**20 if sys.platform == "darwin" else 2**10)
+
+
+def _cpu_seconds() -> float:
+    """Of this process and those it waited for, imports included."""
+    return sum(os.times()[:4])
 
 
 def _threads() -> int | None:
