@@ -1,4 +1,5 @@
 import fcntl
+import functools
 import os
 import re
 import sys
@@ -7,7 +8,7 @@ from pathlib import Path
 from focus import cost, jobs, scales
 from focus.config import FIGURE_MODULES
 from focus.errors import UserError
-from focus.provenance import sources
+from focus.provenance import digest, write_atomically
 
 
 def load_experiment():
@@ -86,9 +87,19 @@ def in_results(path, wildcards):
     return f"results/{experiment.scale}/{path.format(**wildcards)}"
 
 
+@functools.cache
 def code(*modules):
-    """The package files behind these modules: as input, they rerun a rule exactly when its source changes."""
-    return [os.path.relpath(path) for path in sources(*modules)]
+    """A file with the digest of these modules' source: as input, it reruns a rule exactly when that changes.
+
+    The sources themselves, dozens for each job, would keep Snakemake busy.
+    """
+    stamp = Path(".snakemake/code", "-".join(modules))
+    content = digest(list(modules)) + "\n"
+    if workflow.is_main_process and not (
+        stamp.exists() and stamp.read_text() == content
+    ):
+        write_atomically(stamp, content)
+    return str(stamp)
 
 
 wildcard_constraints:
