@@ -159,6 +159,25 @@ def test_readme_explains_every_key():
             "tables: {table1: {rows: [{method: focus}]}}\nfigures: {quality: {rows: [{method: pretrained}]}}",
             "must be float32 and focus trains everything",
         ),
+        (
+            "model_settings: {smollm2-135m-instruct: {context: 8193}}",
+            "model_settings.smollm2-135m-instruct.context: expected at most the 8192 positions of "
+            "smollm2-135m-instruct, got 8193",
+        ),
+        (
+            "tables: {longcontext: {rows: [{method: pretrained, context: 8192}, {method: window, context: 8193}]}}",
+            "tables.longcontext.rows.1.context: expected at most the 8192 positions of smollm2-135m-instruct, got 8193",
+        ),
+        (
+            "figures: {quality: {models: null, rows: [{method: pretrained, context: 1025}]}}",
+            "figures.quality.rows.0.context: expected at most the 1024 positions of gpt2-mini, got 1025",
+        ),
+        (
+            "tables: {table1: {models: [gpt2-mini], generation: true}}\n"
+            "evaluation: {generation: {max_new_tokens: 1024}}",
+            "evaluation.generation.max_new_tokens: expected less than the 1024 positions of gpt2-mini, "
+            "which tables.table1 shows, got 1024",
+        ),
     ],
 )
 def test_a_mistake_names_file_and_key_in_one_line(overlay, text, line):
@@ -168,6 +187,15 @@ def test_a_mistake_names_file_and_key_in_one_line(overlay, text, line):
     assert re.match(r"\S+/over\.yaml: ", message)
     assert line in message
     assert "\n" not in message
+
+
+def test_a_context_may_fill_every_position_and_pretraining_decides_how_many_there_are(overlay):
+    longer = "model_settings: {gpt2-mini: {pretraining: {context: 3000}}}\n"
+    overlay(longer + "figures: {quality: {rows: [{method: pretrained, context: 3000}]}}")
+    with pytest.raises(UserError, match="at most the 3000 positions of gpt2-mini, got 3001"):
+        overlay(longer + "figures: {quality: {models: [gpt2-mini], rows: [{method: pretrained, context: 3001}]}}")
+    rows = "rows: [{method: pretrained, context: 3001}]"
+    overlay(f"models: [gpt2-mini]\ntables: {{longcontext: {{models: [smollm2-135m-instruct], {rows}}}}}")
 
 
 def test_frozen_weights_may_be_bfloat16(overlay):

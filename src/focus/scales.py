@@ -50,7 +50,9 @@ def load(files: list[Path], overrides: Sequence[str] = ()) -> Experiment:
         experiment = Experiment.model_validate(settings)
     except ValidationError as error:
         raise UserError(_one_line(error, layers)) from None
-    for key, problem in chain(_unregistered(experiment), _misplaced(experiment), _exhibits(experiment)):
+    for key, problem in chain(
+        _unregistered(experiment), _misplaced(experiment), _exhibits(experiment), _too_long(experiment)
+    ):
         raise UserError(f"{_home(key, layers)}: {key}: {problem}")
     return experiment
 
@@ -186,6 +188,27 @@ def _exhibits(experiment: Experiment) -> Iterator[tuple[str, str]]:
                     row.paper is None or printed.row(row.paper)
                 except UserError as error:
                     yield f"{kind}.{name}.rows.{number}.paper", str(error).removeprefix("paper: ")
+
+
+def _too_long(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """(key, problem) for every context of more tokens than its model has positions, and answers that fill them."""
+    answer = experiment.evaluation.generation.max_new_tokens
+    for model in experiment.models:
+        settings = experiment.model_settings[model]
+        positions = models.REGISTRY[model].positions or settings.pretraining.context
+        expected = f"expected at most the {positions} positions of {model}"
+        if settings.context > positions:
+            yield f"model_settings.{model}.context", f"{expected}, got {settings.context}"
+        for kind in ("tables", "figures"):
+            for name, exhibit in getattr(experiment, kind).items():
+                if model not in (exhibit.models or experiment.models):
+                    continue
+                for number, row in enumerate(exhibit.rows):
+                    if (row.context or 0) > positions:
+                        yield f"{kind}.{name}.rows.{number}.context", f"{expected}, got {row.context}"
+                if exhibit.generation and answer >= positions:
+                    expected = f"expected less than the {positions} positions of {model}, which {kind}.{name} shows"
+                    yield "evaluation.generation.max_new_tokens", f"{expected}, got {answer}"
 
 
 def _home(key: str, layers: list[tuple[str, Mapping]]) -> str:
