@@ -163,12 +163,43 @@ def test_tables_get_their_exhibit(call, fake):
     assert seen == ["table1", experiment.tables["table1"], experiment, Path("results/laptop"), Path("t/table1")]
 
 
-@pytest.mark.parametrize("job", ["x", '{"a": 1}', "[1]"])
-def test_settings_of_a_timing_that_are_none_are_one_line(call, job):
-    code, out, err = call("bench", "attention", "--job", job)
-    assert (code, out) == (2, "")
-    assert err.startswith("focus: error: --job: expected JSON of focus.config.AttentionBenchmark, got ")
-    assert err.count("\n") == 1
+@pytest.mark.parametrize(
+    ("job", "problem"),
+    [
+        ("x", "expected JSON, got: expected value at line 1 column 1"),
+        ('{"windw": 1}', "windw: there is no such key; did you mean window?"),
+        ("[1]", "expected a mapping of keys, got [1]"),
+        ('{"window": -1, "heads": 0}', "window: expected at least 0, got -1 (and 1 more)"),
+    ],
+)
+def test_settings_of_a_timing_that_are_none_are_one_line(call, job, problem):
+    assert call("bench", "attention", "--job", job) == (2, "", f"focus: error: --job: {problem}\n")
+
+
+READING = {
+    "pretrain x": ["--weights", "--log", "--checkpoints", "--output", "--result"],
+    "train": ["--model", "--corpus", "--weights", "--log", "--checkpoints", "--output"],
+    "perplexity": ["--model", "--corpus", "--output"],
+    "downstream x": ["--model", "--output"],
+    "generate x": ["--model", "--output"],
+    "groups analyse": ["--model", "--corpus", "--tagger", "--output"],
+    "bench methods": ["--output"],
+    "table x": ["--results", "--output"],
+    "figure x": ["--results", "--output"],
+    "claims x": ["--results", "--output", "--markdown"],
+}
+
+
+@pytest.mark.parametrize("command", READING)
+def test_settings_of_a_job_that_are_none_are_one_line(call, command):
+    """Every command that takes settings, on a text that is no JSON and on settings of something else."""
+    paths = [each for name in READING[command] for each in (name, "unused")]
+    option = "--scale" if "--results" in paths else "--job"
+    for text, problem in (("x", "expected JSON, got: "), ('{"speed": []}', "speed: ")):
+        code, out, err = call(*command.split(), option, text, *paths)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"focus: error: {option}: {problem}")
+        assert err.count("\n") == 1
 
 
 def test_the_adapter_is_there_without_loading_anything_first():

@@ -95,7 +95,7 @@ def test_readme_explains_every_key():
             "focus.adapter.groups: expected a valid integer, got 4.0",
         ),
         ("methods: {new: {kind: pretrained}}", "methods.new.label: this key is missing"),
-        ("seeds: []", "seeds: List should have at least 1 item"),
+        ("seeds: []", "seeds: expected at least 1 item, got 0"),
         ("seeds: [0]\nseeds: [1]", "expected YAML, got the key seeds twice"),
         ("tables: {table1: {corpus: pg19}}", "tables.table1.corpus: expected a corpus of the registry"),
         ("model_settings: {gpt2-mini: {pretraining: null}}", "model_settings.gpt2-mini.pretraining: expected settings"),
@@ -124,13 +124,13 @@ def test_readme_explains_every_key():
         ),
         ("methods: {focus: {sinks: 4}}", "methods.focus.sinks: there is no such key"),
         ("methods: {pretrained: {sinks: 0}}", "methods.pretrained.sinks: there is no such key"),
-        ("methods: {new: {like: nothing}}", "methods.new.like: expected another method's name, got 'nothing'"),
+        ("methods: {new: {like: nothing}}", "methods.new.like: expected another method's name, got nothing"),
         (
             "methods: {a: {like: b}, b: {like: a}}",
             "methods.b.like: expected a chain that ends, got a",
         ),
         ("scale: reference", "scale: expected another name, since results/reference holds the committed runs"),
-        ("methods: {focus: {like: focus}}", "methods.focus.like: expected another method's name, got 'focus'"),
+        ("methods: {focus: {like: focus}}", "methods.focus.like: expected another method's name, got focus"),
         ("methods: {focus: {adapter: {window: 64}}}", "methods.focus.adapter.window: comes from the method's window"),
         ("methods: {focus: {training: {clip: .inf}}}", "training.clip: expected a finite number, got inf"),
         ("methods: {focus: {training: {weight_decay: .inf}}}", "weight_decay: expected a finite number, got inf"),
@@ -282,6 +282,11 @@ def test_a_job_changes_only_with_what_it_reads(overlay):
 def test_checking_a_config_loads_no_torch():
     code = "import sys; from focus import scales, cli; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_mistake_in_a_list_is_laid_at_the_last_file_that_sets_the_list(overlay):
+    with pytest.raises(UserError, match=r"over\.yaml: methods.focus.training.phases.0.trains: this key is missing"):
+        overlay("methods: {focus: {training: {phases: [{steps: 1, learning_rate: 1.0}]}}}")
 
 
 def test_overlays_set_nothing_that_the_laptop_scale_already_sets():

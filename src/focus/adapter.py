@@ -29,6 +29,7 @@ from focus.errors import UserError
 from focus.method_config import Attention, FocusConfig
 from focus.provenance import write_atomically
 from focus.router import IMPLEMENTATION, Router, Seen
+from focus.wording import mistake
 
 ADAPTER_VERSION = 1
 SETTINGS, TENSORS = "focus.json", "focus.safetensors"
@@ -274,9 +275,7 @@ def _read(folder: Path) -> tuple[FocusConfig, dict[str, Tensor]]:
     try:
         return FocusConfig.model_validate(settings.get("config")), load_tensors(data)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("config", *first["loc"])))
-        raise UserError(f"{path}: {where}: {first['msg']}, got {first['input']!r}") from None
+        raise UserError(f"{path}: config.{mistake(error, FocusConfig).line}") from None
     except SafetensorError as error:
         raise UserError(f"{data_path}: expected safetensors, got {error}") from None
 

@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from focus.method_config import Attention, Method
 from focus.strict import Count, Distinct, Name, NonNegative, Positive, Strict
+from focus.wording import among, instead
 
 Task = Literal["hellaswag", "arc_easy", "piqa", "lambada", "truthfulqa_mc1"]
 Column = Literal["perplexity", "ratio", "far_pairs", "parameters", "dominance", "stability", "collapse"]
@@ -357,4 +358,4 @@ class Experiment(Strict):
 
 def _known(name: str, names, where: str, home: str) -> None:
     if name not in names:
-        raise ValueError(f"{where}: expected a key of {home} ({', '.join(sorted(names))}), got {name}")
+        raise ValueError(f"{where}: expected a key of {home} ({among(sorted(names))}), {instead(name, names)}")

@@ -7,7 +7,6 @@ replaced whole.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,8 +17,8 @@ from pydantic import ValidationError
 from focus import corpora, models
 from focus.config import Experiment
 from focus.errors import UserError
-from focus.method_config import KINDS
 from focus.paper import printed
+from focus.wording import among, instead, mistake
 
 COMMAND_LINE = "--config"
 # The workflow's own rules and targets; each table and figure becomes a target beside them.
@@ -49,7 +48,8 @@ def load(files: list[Path], overrides: Sequence[str] = ()) -> Experiment:
     try:
         experiment = Experiment.model_validate(settings)
     except ValidationError as error:
-        raise UserError(_one_line(error, layers)) from None
+        found = mistake(error, Experiment)
+        raise UserError(f"{_home(found.key, layers)}: {found.line}") from None
     for key, problem in chain(
         _unregistered(experiment), _misplaced(experiment), _exhibits(experiment), _too_long(experiment)
     ):
@@ -116,33 +116,10 @@ def _inherit(name: str, methods: Mapping, layers: list[tuple[str, Mapping]], bel
     parent, own = method["like"], {key: value for key, value in method.items() if key != "like"}
     key = f"methods.{name}.like"
     if not isinstance(parent, str) or parent not in methods or parent == name:
-        raise UserError(f"{_home(key, layers)}: {key}: expected another method's name, got {parent!r}")
+        raise UserError(f"{_home(key, layers)}: {key}: expected another method's name, {instead(parent, methods)}")
     if parent in below:
         raise UserError(f"{_home(key, layers)}: {key}: expected a chain that ends, got {parent}, which leads back here")
     return _merge(_inherit(parent, methods, layers, (name, *below)), own)
-
-
-def _one_line(error: ValidationError, layers: list[tuple[str, Mapping]]) -> str:
-    first, *others = error.errors()
-    place = [part for part in first["loc"] if part != "[key]"]
-    if place[:1] == ["methods"] and len(place) > 2 and place[2] in KINDS:
-        del place[2]
-    key = ".".join(map(str, place))
-    kind, got = first["type"], first["input"]
-    if kind == "value_error":
-        problem = str(first["ctx"]["error"])
-        if not key:
-            key, problem = re.fullmatch(r"([^\s:]+): (.*)", problem).groups()
-    elif kind == "missing":
-        problem = "this key is missing"
-    elif kind == "extra_forbidden":
-        problem = "there is no such key"
-    else:
-        problem = f"{first['msg'].replace('Input should be', 'expected')}, got {got!r}"
-        if isinstance(got, str) and re.fullmatch(r"[\d.]+[eE][+-]?\d+", got):
-            problem += " (YAML reads a number only with a point and a sign: 1.0e-3)"
-    more = f" (and {len(others)} more)" if others else ""
-    return f"{_home(key, layers)}: {key}: {problem}{more}"
 
 
 def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
@@ -152,7 +129,10 @@ def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
         pretraining = experiment.model_settings[model].pretraining
         key = f"model_settings.{model}.pretraining"
         if model not in models.REGISTRY:
-            yield "models", f"expected a model of the registry ({', '.join(models.REGISTRY)}), got {model}"
+            yield (
+                "models",
+                f"expected a model of the registry ({among(models.REGISTRY)}), {instead(model, models.REGISTRY)}",
+            )
         elif models.REGISTRY[model].trained and pretraining is None:
             yield key, "expected settings, since no weights of this model are published, got null"
         elif pretraining is not None and not models.REGISTRY[model].trained:
@@ -165,7 +145,8 @@ def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
         used["groups.corpus"] = experiment.groups.corpus
     for key, corpus in used.items():
         if corpus not in corpora.REGISTRY:
-            yield key, f"expected a corpus of the registry ({', '.join(corpora.REGISTRY)}), got {corpus}"
+            known = corpora.REGISTRY
+            yield key, f"expected a corpus of the registry ({among(known)}), {instead(corpus, known)}"
 
 
 def _misplaced(experiment: Experiment) -> Iterator[tuple[str, str]]:
@@ -220,9 +201,12 @@ def _home(key: str, layers: list[tuple[str, Mapping]]) -> str:
 
 
 def _depth(settings, key: str) -> int:
-    """How many characters of the dotted `key` lead to something in `settings`; names may hold dots themselves."""
+    """How many characters of the dotted `key` lead to something in `settings`; names may hold dots themselves.
+
+    In a list all of them do, since a list replaces that of earlier layers whole.
+    """
     if isinstance(settings, list):
-        settings = dict(enumerate(settings))
+        return len(key)
     if not isinstance(settings, Mapping):
         return 0
     depths = [
