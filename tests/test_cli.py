@@ -57,6 +57,53 @@ def test_check_says_what_is_valid(call):
     assert out.startswith("laptop: ")
 
 
+def test_check_lays_an_overlay_over_the_default_scale(call, monkeypatch, tmp_path):
+    """As a run does: from this folder's config/config.yaml, whichever of the files is named."""
+    monkeypatch.chdir(BASE.parents[1])
+    for files in (["config/smoke.yaml"], ["config/config.yaml", "config/smoke.yaml"]):
+        expected = "smoke: the settings of config/config.yaml + config/smoke.yaml are valid\n"
+        assert call("config", "check", *files) == (0, expected, "")
+    (tmp_path / "bad.yaml").write_text("sedes: [1]")
+    problem = "sedes: there is no such key; did you mean seeds?"
+    for command in (["config", "check"], ["cost"]):
+        assert call(*command, tmp_path / "bad.yaml") == (2, "", f"focus: error: {tmp_path}/bad.yaml: {problem}\n")
+        code, out, err = call(*command, tmp_path / "none.yaml")
+        assert (code, out) == (2, "")
+        assert err == f"focus: error: {tmp_path}/none.yaml: expected a config file, got No such file or directory\n"
+
+
+def test_check_elsewhere_needs_a_whole_scale_and_says_so(call, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call("config", "check", BASE.parent / "smoke.yaml")
+    assert (code, out) == (2, "")
+    assert "smoke.yaml: expected a whole scale, or config/config.yaml in this folder to lay it over, got neither" in err
+    assert "schema_version" in err and err.count("\n") == 1
+    assert call("config", "check", BASE)[0] == 0
+    assert call("config", "check", BASE, BASE.parent / "smoke.yaml")[0] == 0
+    code, _, err = call("cost")
+    assert (code, err) == (
+        2,
+        "focus: error: config/config.yaml: expected a config file, got No such file or directory\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("", "expected a mapping of keys, got nothing but comments"),
+        ("# later\n", "expected a mapping of keys, got nothing but comments"),
+        ("- 1", "expected a mapping of keys, got list"),
+        ("a: [1", "expected YAML, got while parsing a flow sequence"),
+    ],
+)
+def test_a_file_that_is_no_scale_is_one_line(call, monkeypatch, tmp_path, text, got):
+    monkeypatch.chdir(BASE.parents[1])
+    (tmp_path / "over.yaml").write_text(text)
+    code, out, err = call("config", "check", tmp_path / "over.yaml")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"focus: error: {tmp_path}/over.yaml: {got}")
+
+
 def test_schema_is_printed(call):
     assert json.loads(call("config", "schema")[1])["title"] == "Experiment"
 

@@ -210,6 +210,9 @@ def cost(files: Annotated[list[Path] | None, typer.Argument(help="laid over conf
     """Print what a run in this folder has left to do, and its hours, memory and disk: `snakemake cost`, and no more."""
     import subprocess
 
+    from focus import scales
+
+    scales.load(scales.layered([scales.BASE, *(files or [])]))
     command = [sys.executable, "-m", "snakemake", "cost", "--cores", "1"]
     command += ["--configfile", *map(str, files)] if files else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -320,9 +323,10 @@ def groups_page(result: Analysed, output: Output) -> None:
 
 @config.command()
 def check(files: list[Path]) -> None:
-    """Check FILES, one laid over the other."""
+    """Check FILES, one laid over the other and all over config/config.yaml, as a run with --configfile does."""
     from focus import scales
 
+    files = scales.layered(files)
     experiment = scales.load(files)
     print(f"{experiment.scale}: the settings of {' + '.join(map(str, files))} are valid")
 

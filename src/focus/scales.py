@@ -21,6 +21,8 @@ from focus.paper import printed
 from focus.wording import among, instead, mistake
 
 COMMAND_LINE = "--config"
+BASE = Path("config/config.yaml")
+"""What every other scale is laid over, as the Snakefile does, in the folder that a run starts in."""
 # The workflow's own rules and targets; each table and figure becomes a target beside them.
 RULES = {
     *("all", "tables", "figures", "table", "figure", "claims", "reference", "cost"),
@@ -57,6 +59,22 @@ def load(files: list[Path], overrides: Sequence[str] = ()) -> Experiment:
     return experiment
 
 
+def layered(files: Sequence[Path]) -> list[Path]:
+    """The files as `snakemake --configfile` lays them: over config/config.yaml, where this folder has one.
+
+    Raises UserError for a scale that is no whole one where there is none.
+    """
+    if BASE.exists() and not any(path.exists() and path.samefile(BASE) for path in files[:1]):
+        return [BASE, *files]
+    required = {name for name, field in Experiment.model_fields.items() if field.is_required()}
+    if not BASE.exists() and (lacking := sorted(required - read(files[0]).keys())):
+        raise UserError(
+            f"{files[0]}: expected a whole scale, or {BASE} in this folder to lay it over, got neither: it lacks "
+            f"{', '.join(lacking)}; type this in the repository's folder, or name the whole scale first"
+        )
+    return list(files)
+
+
 def read(path: Path) -> dict:
     """One config file as a mapping. Raises UserError when it is missing, is not YAML, or sets a key twice."""
     try:
@@ -64,7 +82,8 @@ def read(path: Path) -> dict:
     except OSError as error:
         raise UserError(f"{path}: expected a config file, got {error.strerror}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a mapping of keys, got {type(content).__name__}")
+        got = "nothing but comments" if content is None else type(content).__name__
+        raise UserError(f"{path}: expected a mapping of keys, got {got}")
     return content
 
 
@@ -124,18 +143,18 @@ def _inherit(name: str, methods: Mapping, layers: list[tuple[str, Mapping]], bel
 
 def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """(key, problem) for every model and corpus in use that its registry does not hold as the config takes it."""
-    used = {}
+    used, known = {}, models.REGISTRY
     for model in experiment.models:
         pretraining = experiment.model_settings[model].pretraining
         key = f"model_settings.{model}.pretraining"
-        if model not in models.REGISTRY:
+        if model not in known:
             yield (
                 "models",
-                f"expected a model of the registry ({among(models.REGISTRY)}), {instead(model, models.REGISTRY)}",
+                f"expected a model of the registry ({among(known)}), {instead(model, known)}",
             )
-        elif models.REGISTRY[model].trained and pretraining is None:
+        elif known[model].trained and pretraining is None:
             yield key, "expected settings, since no weights of this model are published, got null"
-        elif pretraining is not None and not models.REGISTRY[model].trained:
+        elif pretraining is not None and not known[model].trained:
             yield key, "expected null, since the registry has this model's weights, got settings"
         elif pretraining is not None:
             used |= {f"{key}.corpora.{number}": corpus for number, corpus in enumerate(pretraining.corpora)}
@@ -143,9 +162,9 @@ def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
         used |= {f"{kind}.{name}.corpus": exhibit.corpus for name, exhibit in getattr(experiment, kind).items()}
     if experiment.groups is not None:
         used["groups.corpus"] = experiment.groups.corpus
+    known = corpora.REGISTRY
     for key, corpus in used.items():
-        if corpus not in corpora.REGISTRY:
-            known = corpora.REGISTRY
+        if corpus not in known:
             yield key, f"expected a corpus of the registry ({among(known)}), {instead(corpus, known)}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import TypeVar
@@ -24,7 +24,6 @@ BOUNDS = {
     "less_than": ("below", "lt"),
     "less_than_equal": ("at most", "le"),
 }
-MAPPINGS = ("model_type", "model_attributes_type", "dict_type")
 KEY = "[key]"
 
 
@@ -71,43 +70,71 @@ def mistake(error: ValidationError, model: type[BaseModel]) -> Mistake:
     schema = model.model_json_schema()
     location = [part for part in first["loc"] if part != KEY]
     path = list(_untagged(location, schema))
-    kind, context, got = first["type"], first.get("ctx", {}), first["input"]
-    if kind == "value_error":
-        problem = str(context["error"])
-        if not path and (parts := re.fullmatch(r"([^\s:]+): (.*)", problem)):
-            path, problem = [parts[1]], parts[2]
-    elif kind == "missing":
-        problem = "this key is missing"
+    kind, context = first["type"], first.get("ctx", {})
+    problem = _problem(kind, first["msg"], context, first["input"])
+    if kind == "value_error" and not path and (parts := re.fullmatch(r"([^\s:]+): (.*)", problem)):
+        path, problem = [parts[1]], parts[2]
     elif kind == "extra_forbidden":
         near = get_close_matches(str(location[-1]), _keys(location[:-1], schema), n=1, cutoff=NEAR)
-        problem = "there is no such key" + (f"; did you mean {near[0]}?" if near else "")
-    elif kind == "union_tag_invalid":
+        problem += f"; did you mean {near[0]}?" if near else ""
+    elif kind.startswith("union_tag"):
         path.append(context["discriminator"].strip("'"))
-        expected = re.findall(r"'([^']*)'", context["expected_tags"])
-        problem = f"expected one of {among(expected)}, {instead(context['tag'], expected)}"
-    elif kind == "union_tag_not_found":
-        path.append(context["discriminator"].strip("'"))
-        problem = "this key is missing"
-    elif kind == "literal_error":
-        expected = context["expected"].replace("'", "")
-        problem = f"expected {expected}, {instead(got, re.split(', | or ', expected))}"
-    elif kind == "string_pattern_mismatch" and context["pattern"] == NAME:
-        problem = f"expected lower-case letters, digits and . _ -, a letter or digit first, got {_shown(got)}"
-    elif kind == "too_short":
-        least = context["min_length"]
-        problem = f"expected at least {least} item{'s' * (least > 1)}, got {context['actual_length']}"
-    elif kind == "json_invalid":
-        problem = f"expected JSON, got: {context['error']}"
-    elif kind in MAPPINGS:
-        problem = f"expected a mapping of keys, got {_shown(got)}"
-    elif kind in BOUNDS:
-        word, bound = BOUNDS[kind]
-        problem = f"expected {word} {context[bound]:g}, got {_shown(got)}"
-    else:
-        problem = f"{first['msg'].replace('Input should be', 'expected')}, got {_shown(got)}"
-        if isinstance(got, str) and re.fullmatch(r"[\d.]+[eE][+-]?\d+", got):
-            problem += " (YAML reads a number only with a point and a sign: 1.0e-3)"
     return Mistake(".".join(map(str, path)), problem, len(found) - 1)
+
+
+def _problem(kind: str, message: str, context: dict, got: object) -> str:
+    """What pydantic's error of this kind says: what was expected, and what came."""
+    if kind in SAID:
+        return SAID[kind](context, got)
+    if kind in BOUNDS:
+        word, bound = BOUNDS[kind]
+        return f"expected {word} {context[bound]:g}, got {_shown(got)}"
+    problem = f"expected {message.removeprefix('Input should be ')}, got {_shown(got)}"
+    if isinstance(got, str) and re.fullmatch(r"[\d.]+[eE][+-]?\d+", got):
+        problem += " (YAML reads a number only with a point and a sign: 1.0e-3)"
+    return problem
+
+
+def _one_of(context: dict, got: object) -> str:
+    expected = context["expected"].replace("'", "")
+    return f"expected {expected}, {instead(got, re.split(', | or ', expected))}"
+
+
+def _tag(context: dict, got: object) -> str:
+    expected = re.findall(r"'([^']*)'", context["expected_tags"])
+    return f"expected one of {among(expected)}, {instead(context['tag'], expected)}"
+
+
+def _pattern(context: dict, got: object) -> str:
+    named = context["pattern"] == NAME
+    plain = "lower-case letters, digits and . _ -, a letter or digit first"
+    return f"expected {plain if named else 'what matches ' + context['pattern']}, got {_shown(got)}"
+
+
+def _too_few(context: dict, got: object) -> str:
+    least = context["min_length"]
+    return f"expected at least {least} item{'s' * (least > 1)}, got {context['actual_length']}"
+
+
+def _no_mapping(context: dict, got: object) -> str:
+    return f"expected a mapping of keys, got {_shown(got)}"
+
+
+SAID: dict[str, Callable[[dict, object], str]] = {
+    "value_error": lambda context, got: str(context["error"]),
+    "missing": lambda context, got: "this key is missing",
+    "extra_forbidden": lambda context, got: "there is no such key",
+    "union_tag_not_found": lambda context, got: "this key is missing",
+    "union_tag_invalid": _tag,
+    "literal_error": _one_of,
+    "string_pattern_mismatch": _pattern,
+    "too_short": _too_few,
+    "json_invalid": lambda context, got: f"expected JSON, got: {context['error']}",
+    "model_type": _no_mapping,
+    "model_attributes_type": _no_mapping,
+    "dict_type": _no_mapping,
+}
+"""By the kind of pydantic's error: what is said of its context and of what came."""
 
 
 def _shown(value: object) -> str:
