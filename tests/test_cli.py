@@ -93,7 +93,7 @@ def test_check_elsewhere_needs_a_whole_scale_and_says_so(call, monkeypatch, tmp_
         ("", "expected a mapping of keys, got nothing but comments"),
         ("# later\n", "expected a mapping of keys, got nothing but comments"),
         ("- 1", "expected a mapping of keys, got list"),
-        ("a: [1", "expected YAML, got while parsing a flow sequence"),
+        ("a: [1", "expected YAML, line 1, column 6: expected ',' or ']'"),
     ],
 )
 def test_a_file_that_is_no_scale_is_one_line(call, monkeypatch, tmp_path, text, got):

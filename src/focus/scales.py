@@ -104,6 +104,9 @@ def schema() -> str:
 def _parse(origin: Path | str, text: str):
     try:
         return yaml.load(text, Loader=_UniqueKeys)
+    except yaml.MarkedYAMLError as error:
+        line, column = error.problem_mark.line + 1, error.problem_mark.column + 1
+        raise UserError(f"{origin}: expected YAML, line {line}, column {column}: {error.problem}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{origin}: expected YAML, got {' '.join(str(error).split())}") from None
 

@@ -222,6 +222,25 @@ def test_a_bad_config_stops_before_any_job_in_one_line(checkout, overlay, line):
     assert not (checkout.folder / "results").exists()
 
 
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("models: [a", "expected YAML, line 1, column 11: expected ',' or ']'"),
+        ("", "expected a mapping of keys, got nothing but comments"),
+        (None, "expected a config file, got No such file or directory"),
+    ],
+)
+def test_a_default_scale_that_is_none_stops_in_one_line(checkout, text, line):
+    """Files given with --configfile Snakemake reads before it reads the Snakefile; `focus config check` says more."""
+    default = checkout.folder / "config/config.yaml"
+    default.unlink() if text is None else default.write_text(text)
+    output = checkout.run(code=2)
+    assert [each for each in output.splitlines() if "rror" in each][0].startswith(
+        f"focus: error: config/config.yaml: {line}"
+    )
+    assert output.count("rror") == 1
+
+
 def test_results_that_cannot_be_written_stop_before_any_job_in_one_line(checkout):
     (checkout.folder / "results").write_text("not a folder")
     assert "focus: error: results: expected a folder to write results to" in checkout.run(code=2)
