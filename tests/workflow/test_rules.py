@@ -235,10 +235,9 @@ def test_a_default_scale_that_is_none_stops_in_one_line(checkout, text, line):
     default = checkout.folder / "config/config.yaml"
     default.unlink() if text is None else default.write_text(text)
     output = checkout.run(code=2)
-    assert [each for each in output.splitlines() if "rror" in each][0].startswith(
-        f"focus: error: config/config.yaml: {line}"
-    )
-    assert output.count("rror") == 1
+    errors = [each for each in output.splitlines() if "rror" in each]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"focus: error: config/config.yaml: {line}")
 
 
 def test_results_that_cannot_be_written_stop_before_any_job_in_one_line(checkout):
