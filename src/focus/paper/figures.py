@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -15,6 +16,7 @@ import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
 from focus.config import Exhibit, Experiment
@@ -36,6 +38,8 @@ PAPER = {
     "gpt2_124m": {"label": "Paper: GPT-2 124M", "marker": "s", "linestyle": "--"},
     "mistral_7b": {"label": "Paper: Mistral 7B", "marker": "^", "linestyle": ":"},
 }
+LABEL_GAP = 0.5
+"""Least distance of two labels, in heights of one."""
 GREY = {"color": "0.55", "markerfacecolor": "white", "markersize": 5, "linewidth": 0.8}
 
 
@@ -70,6 +74,9 @@ def write(
         canvas.suptitle(exhibit.title, fontsize=10)
         canvas.supxlabel(_footnote(entries, exhibit, experiment), fontsize=7, color="0.3")
         canvas.legend(handles=_legend(styles), loc="outside right center", frameon=False, fontsize=8)
+        canvas.draw_without_rendering()
+        for axes, model in zip(panels[0], models, strict=True):
+            label_shares(axes, shares_of_k(points(entries, model)))
         save(canvas, output_prefix)
 
 
@@ -142,8 +149,6 @@ def _panel(axes: Axes, model: str, entries: list[Entry], styles: dict) -> None:
             filled = "white" if entry.row.attention == "soft" else colour
             bar = {"yerr": 2 * error, "fmt": marker, "color": colour, "markerfacecolor": filled, "markersize": 5.5}
             axes.errorbar(share, change, **bar, zorder=5 if filled == "white" else 4)
-    for share, label in _labels(found):
-        axes.text(share, 0.985, label, transform=axes.get_xaxis_transform(), ha="center", va="top", fontsize=7)
     axes.set(xlabel="Pairs farther than the window kept", xlim=(-0.04, 1.08), yscale="log")
     axes.margins(y=0.12)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
@@ -152,19 +157,43 @@ def _panel(axes: Axes, model: str, entries: list[Entry], styles: dict) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _labels(found: list[tuple[Entry, float, float, float]]) -> list[tuple[float, str]]:
-    """Where along the axis each k lies on average; neighbours share a label."""
+def shares_of_k(found: list[tuple[Entry, float, float, float]]) -> dict[int, float]:
+    """Where along the axis each k lies, on average over the methods."""
     shares: dict[int, list[float]] = {}
     for entry, share, _, _ in found:
         if entry.row.top_k is not None:
             shares.setdefault(entry.row.top_k, []).append(share)
-    merged: list[tuple[float, list[str]]] = []
-    for k, values in sorted(shares.items()):
-        if merged and abs(merged[-1][0] - fmean(values)) < 0.08:
-            merged[-1][1].append(str(k))
-        else:
-            merged.append((fmean(values), [str(k)]))
-    return [(share, "k=" + ", ".join(names)) for share, names in merged]
+    return {k: fmean(values) for k, values in sorted(shares.items())}
+
+
+def label_shares(axes: Axes, shares: dict[int, float]) -> list[Text]:
+    """Write each k at the top of a panel that has been laid out; those that would touch share a label between them."""
+    groups = [[k] for k, _ in sorted(shares.items(), key=lambda item: item[1])]
+    while True:
+        texts = [_label(axes, [shares[k] for k in group], sorted(group)) for group in groups]
+        boxes = [text.get_window_extent() for text in texts]
+        touching = [
+            number
+            for number, (left, right) in enumerate(pairwise(boxes))
+            if left.x1 + LABEL_GAP * left.height > right.x0
+        ]
+        if not touching:
+            return texts
+        for text in texts:
+            text.remove()
+        groups[touching[0] : touching[0] + 2] = [groups[touching[0]] + groups[touching[0] + 1]]
+
+
+def _label(axes: Axes, shares: list[float], ks: list[int]) -> Text:
+    """A label over the middle of the shares, moved to lie inside the panel."""
+    name = f"k={', '.join(map(str, ks))}"
+    text = axes.text(
+        fmean(shares), 0.985, name, transform=axes.get_xaxis_transform(), ha="center", va="top", fontsize=7
+    )
+    box, panel = text.get_window_extent(), axes.get_window_extent()
+    shift = max(panel.x0 - box.x0, 0.0) - max(box.x1 - panel.x1, 0.0)
+    text.set_x(text.get_position()[0] + shift * (axes.get_xlim()[1] - axes.get_xlim()[0]) / panel.width)
+    return text
 
 
 def _legend(styles: dict) -> list[Line2D]:
