@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import textwrap
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -40,6 +39,10 @@ PAPER = {
 }
 LABEL_GAP = 0.5
 """Least distance of two labels, in heights of one."""
+LABEL_HEIGHT = 9
+"""Points from one row of labels to the next."""
+SAME_SHARE = 0.03
+"""Shares that differ by less lie in the same place."""
 GREY = {"color": "0.55", "markerfacecolor": "white", "markersize": 5, "linewidth": 0.8}
 
 
@@ -64,19 +67,21 @@ def write(
         raise UserError(f"figures.{figure}.rows: expected a pretrained row with results to compare with, found none")
     with plt.rc_context(seaborn.axes_style("whitegrid") | STYLE):
         canvas, panels = plt.subplots(
-            1, len(models), figsize=(1.6 + 3.1 * len(models), 3.8), sharey=True, squeeze=False
+            1, len(models), figsize=(1.6 + 3.1 * len(models), 4.2), sharey=True, squeeze=False
         )
         styles = _styles(entries)
         for axes, model in zip(panels[0], models, strict=True):
             _panel(axes, model, entries, styles)
-            axes.set_title(rows.display_name(results_root, model))
         panels[0][0].set_ylabel("Perplexity / pretrained perplexity")
         canvas.suptitle(exhibit.title, fontsize=10)
         canvas.supxlabel(_footnote(entries, exhibit, experiment), fontsize=7, color="0.3")
         canvas.legend(handles=_legend(styles), loc="outside right center", frameon=False, fontsize=8)
         canvas.draw_without_rendering()
+        labels = [
+            label_shares(axes, shares_of_k(points(entries, m))) for axes, m in zip(panels[0], models, strict=True)
+        ]
         for axes, model in zip(panels[0], models, strict=True):
-            label_shares(axes, shares_of_k(points(entries, model)))
+            axes.set_title(rows.display_name(results_root, model), pad=6 + LABEL_HEIGHT * max(map(len, labels)))
         save(canvas, output_prefix)
 
 
@@ -166,33 +171,38 @@ def shares_of_k(found: list[tuple[Entry, float, float, float]]) -> dict[int, flo
     return {k: fmean(values) for k, values in sorted(shares.items())}
 
 
-def label_shares(axes: Axes, shares: dict[int, float]) -> list[Text]:
-    """Write each k at the top of a panel that has been laid out; those that would touch share a label between them."""
-    groups = [[k] for k, _ in sorted(shares.items(), key=lambda item: item[1])]
-    while True:
-        texts = [_label(axes, [shares[k] for k in group], sorted(group)) for group in groups]
-        boxes = [text.get_window_extent() for text in texts]
-        touching = [
-            number
-            for number, (left, right) in enumerate(pairwise(boxes))
-            if left.x1 + LABEL_GAP * left.height > right.x0
-        ]
-        if not touching:
-            return texts
-        for text in texts:
-            text.remove()
-        groups[touching[0] : touching[0] + 2] = [groups[touching[0]] + groups[touching[0] + 1]]
+def label_shares(axes: Axes, shares: dict[int, float]) -> list[list[Text]]:
+    """Write each k above a panel that has been laid out, and return the rows: what would touch goes a row higher.
+
+    Those that lie in the same place share a label.
+    """
+    groups: list[list[int]] = []
+    for k, share in sorted(shares.items(), key=lambda item: item[1]):
+        if groups and share - shares[groups[-1][0]] < SAME_SHARE:
+            groups[-1].append(k)
+        else:
+            groups.append([k])
+    rows: list[list[Text]] = []
+    for group in groups:
+        text = _label(axes, fmean(shares[k] for k in group), sorted(group))
+        left = text.get_window_extent().x0 - LABEL_GAP * text.get_window_extent().height
+        row = next((row for row in rows if row[-1].get_window_extent().x1 <= left), None)
+        if row is None:
+            rows.append(row := [])
+        text.set_position((0, LABEL_HEIGHT * rows.index(row) + 2))
+        row.append(text)
+    return rows
 
 
-def _label(axes: Axes, shares: list[float], ks: list[int]) -> Text:
-    """A label over the middle of the shares, moved to lie inside the panel."""
+def _label(axes: Axes, share: float, ks: list[int]) -> Text:
+    """A label over the share, moved to lie within the panel's width."""
+    place = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "annotation_clip": False}
     name = f"k={', '.join(map(str, ks))}"
-    text = axes.text(
-        fmean(shares), 0.985, name, transform=axes.get_xaxis_transform(), ha="center", va="top", fontsize=7
-    )
+    text = axes.annotate(name, (share, 1), (0, 2), **place, ha="center", va="bottom", fontsize=7)
     box, panel = text.get_window_extent(), axes.get_window_extent()
     shift = max(panel.x0 - box.x0, 0.0) - max(box.x1 - panel.x1, 0.0)
-    text.set_x(text.get_position()[0] + shift * (axes.get_xlim()[1] - axes.get_xlim()[0]) / panel.width)
+    left, right = axes.get_xlim()
+    text.xy = (share + shift * (right - left) / panel.width, 1)
     return text
 
 
