@@ -252,3 +252,15 @@ def test_settings_of_a_job_that_are_none_are_one_line(call, command):
 def test_the_adapter_is_there_without_loading_anything_first():
     code = "import focus; focus.adapter.calibrate; assert set(dir(focus)) >= {'compose', 'load'}"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_compare_exits_with_1_where_runs_differ(call, tmp_path):
+    for name, text in (("one", "a"), ("same", "a"), ("other", "b")):
+        (tmp_path / name / "tables").mkdir(parents=True)
+        (tmp_path / name / "tables/table1.md").write_text(text)
+    code, out, err = call("compare", tmp_path / "one", tmp_path / "same")
+    assert (code, out, err) == (0, "identical: 1 files are the same, 0 hold timings and were not compared\n", "")
+    code, out, _ = call("compare", tmp_path / "one", tmp_path / "other")
+    assert (code, out.splitlines()[0]) == (1, "tables/table1.md: differs")
+    code, out, err = call("compare", tmp_path / "one", tmp_path / "none")
+    assert (code, err) == (2, f"focus: error: {tmp_path}/none: expected the results of a run, found none\n")

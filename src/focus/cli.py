@@ -206,6 +206,17 @@ def reference(results: Path, folder: Path) -> None:
 
 
 @app.command()
+def compare(first: Path, second: Path) -> None:
+    """Say whether two folders of results (results/SCALE) hold the same tables, figures and numbers; exit 1 if not."""
+    from focus import compare as comparing
+
+    found = comparing.compare(first, second)
+    print(found.text(), end="")
+    if found.differences:
+        raise typer.Exit(1)
+
+
+@app.command()
 def cost(files: Annotated[list[Path] | None, typer.Argument(help="laid over config/config.yaml")] = None) -> None:
     """Print what a run in this folder has left to do, and its hours, memory and disk: `snakemake cost`, and no more."""
     import subprocess
