@@ -209,7 +209,11 @@ def test_frozen_weights_may_be_bfloat16(overlay):
 
 def test_no_exhibit_may_be_named_like_a_rule_of_the_workflow():
     workflow = [CONFIG.parent / "Snakefile", *(CONFIG.parent / "workflow" / "rules").glob("*.smk")]
-    rules = {name for path in workflow for name in re.findall(r"^\s*rule (\w+):", path.read_text(), re.MULTILINE)}
+    rules = {
+        name
+        for path in workflow
+        for name in re.findall(r"^ *(?:rule|use rule \w+ as) (\w+)", path.read_text(), re.MULTILINE)
+    }
     assert rules == scales.RULES
 
 

@@ -249,6 +249,11 @@ class Experiment(Strict):
         "auto",
         description="of training's products; auto is bfloat16 where the processor has it, else float32",
     )
+    keep_weights: Literal["all", "small"] = Field(
+        "all",
+        description="small saves disk: of methods that train everything, whole models, weights are dropped once every "
+        "row is evaluated on them, and what is evaluated later trains them again first",
+    )
     model_settings: dict[Name, ModelSettings] = Field(description="per model")
     methods: dict[Name, Method] = Field(description="per method")
     evaluation: Evaluation = Field(description="how every row is evaluated")
