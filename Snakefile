@@ -3,13 +3,16 @@ from snakemake.utils import min_version
 min_version("9.27")
 
 
+# Checks the config files itself, so it comes before Snakemake reads them.
+include: "workflow/rules/common.smk"
+
+
 configfile: "config/config.yaml"
 
 
 report: "workflow/report/workflow.rst"
 
 
-include: "workflow/rules/common.smk"
 include: "workflow/rules/models.smk"
 include: "workflow/rules/corpora.smk"
 include: "workflow/rules/training.smk"

@@ -1,6 +1,8 @@
 import copy
 import hashlib
 import json
+import re
+import warnings
 
 import pytest
 import torch
@@ -318,7 +320,7 @@ def test_save_and_load(tmp_path):
     save(model, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["focus.json", "focus.safetensors"]
     settings = json.loads((tmp_path / "focus.json").read_text())
-    assert list(settings["config"]) == sorted(settings["config"]) and settings["adapter_version"] == 1
+    assert list(settings["config"]) == sorted(settings["config"]) and settings["adapter_version"] == 2
     for target in (tiny("qwen2"), compose(tiny("qwen2"), FocusConfig(groups=2))):
         loaded = load(target, tmp_path)
         assert loaded.focus_composition.config == config
@@ -332,19 +334,26 @@ def test_load_names_what_is_wrong_and_leaves_the_model(tmp_path):
     deeper = hf.LlamaForCausalLM(hf.LlamaConfig(**(GQA | {"num_hidden_layers": 4})))
     wider = hf.LlamaForCausalLM(hf.LlamaConfig(**(GQA | {"hidden_size": 64})))
     settings, tensors = tmp_path / "focus.json", tmp_path / "focus.safetensors"
-    for model, message in [
-        (deeper, r"layers.3.centroids: expected \[4, 5\] for this model, got none"),
-        (wider, r"layers.0.projection: expected \[5, 64\] for this model, got \[5, 32\]"),
+    good, weights = settings.read_text(), load_file(tensors)
+    trained_on = r"focus.json: base: .* trained on, Qwen2ForCausalLM of 3 layers and width 32, got LlamaForCausalLM"
+    for version, model, message in [
+        (2, deeper, f"{trained_on} of 4 layers and width 32"),
+        (2, wider, f"{trained_on} of 3 layers and width 64"),
+        (2, tiny("llama-gqa"), f"{trained_on} of 3 layers and width 32"),
+        (1, deeper, r"layers.3.centroids: expected \[4, 5\] for this model, got none"),
+        (1, wider, r"layers.0.projection: expected \[5, 64\] for this model, got \[5, 32\]"),
     ]:
+        settings.write_text(good if version == 2 else first_version(good))
         with pytest.raises(UserError, match=message):
             load(model, tmp_path)
         assert not hasattr(model, "focus_composition")
-    good, weights = settings.read_text(), load_file(tensors)
     for text, message in [
-        (good.replace('"adapter_version": 1', '"adapter_version": 7'), "adapter_version: expected 1, got 7"),
-        (good.replace('"groups": 4', '"groups": "four"'), r"config.groups: .*got 'four'"),
+        (good.replace('"adapter_version": 2', '"adapter_version": 7'), "adapter_version: expected 1 or 2, got 7"),
+        (good.replace('"layers": 3', '"layers": 0'), "focus.json: base: layers: expected at least 1, got 0"),
+        (good.replace('"base": {', '"bass": {'), "focus.json: base: expected a mapping of keys, got null"),
+        (good.replace('"groups": 4', '"groups": "four"'), r"config: groups: .*got 'four'"),
         (good[:30], "focus.json: expected JSON"),
-        ("[]", "adapter_version: expected 1, got None"),
+        ("[]", "adapter_version: expected 1 or 2, got None"),
     ]:
         settings.write_text(text)
         with pytest.raises(UserError, match=message):
@@ -356,6 +365,100 @@ def test_load_names_what_is_wrong_and_leaves_the_model(tmp_path):
     tensors.unlink()
     with pytest.raises(UserError, match=r"focus.safetensors: expected a saved adapter, found no such file"):
         load(tiny("qwen2"), tmp_path)
+
+
+def first_version(text: str) -> str:
+    """The settings of an adapter as they were written before they named the base model."""
+    settings = {key: value for key, value in json.loads(text).items() if key != "base"}
+    return json.dumps(settings | {"adapter_version": 1})
+
+
+def test_other_weights_are_warned_of_and_the_same_ones_are_not(tmp_path):
+    model = compose(tiny("qwen2"), FocusConfig(**SMALL))
+    save(model, tmp_path)
+    path = tmp_path / "focus.json"
+    assert json.loads(path.read_text())["base"]["name"] is None
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for same in (tiny("qwen2"), tiny("qwen2", torch.bfloat16), compose(tiny("qwen2"), FocusConfig(groups=2))):
+            load(same, tmp_path)
+    changed = tiny("qwen2")
+    changed.lm_head.weight.data += 0.5
+    for other in (tiny("qwen2", seed=1), changed):
+        with pytest.warns(UserWarning, match=r"focus.json: base: the adapter was trained on other weights \(no name\)"):
+            load(other, tmp_path)
+        assert hasattr(other, "focus_composition")
+    path.write_text(first_version(path.read_text()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        load(tiny("qwen2", seed=1), tmp_path)
+
+
+def test_a_name_and_its_revision_are_kept_and_a_path_is_not(tmp_path):
+    model = compose(tiny("gpt2"), FocusConfig(**SMALL))
+    for name, expected in (("some/model", "some/model"), (str(tmp_path), None), ("/gone/away", None)):
+        model.config._name_or_path, model.config._commit_hash = name, "abc"
+        save(model, tmp_path)
+        base = json.loads((tmp_path / "focus.json").read_text())["base"]
+        assert (base["name"], base["revision"]) == (expected, "abc")
+    model.config._name_or_path = "some/model"
+    save(model, tmp_path)
+    with pytest.warns(UserWarning, match=r"\(some/model at abc\) than the model has \(no name\)"):
+        load(tiny("gpt2", seed=1), tmp_path)
+
+
+def test_settings_may_come_as_a_mapping():
+    model = compose(tiny("gpt2"), SMALL)
+    assert model.focus_composition.config == FocusConfig(**SMALL)
+    for config, message in [
+        ({"groups": 4, "top_k": 5}, r"^config: top_k must be at most groups \(4\), got 5$"),
+        ({"windw": 4}, r"^config: windw: there is no such key; did you mean window\?$"),
+        ({"groups": "4"}, r"^config: groups: expected a valid integer, got '4'$"),
+        (4, r"^config: expected a FocusConfig or a mapping of its settings, got int$"),
+        (None, r"^config: expected a FocusConfig or a mapping of its settings, got NoneType$"),
+    ]:
+        bare = tiny("gpt2")
+        with pytest.raises(UserError, match=message):
+            compose(bare, config)
+        assert not hasattr(bare, "focus_composition")
+
+
+def test_calibration_reads_tokenizers_batches_and_their_padding():
+    mask = padding("left")
+    potentials = []
+    for batch in (
+        tokens(),
+        {"input_ids": tokens()},
+        {"input_ids": tokens(), "attention_mask": torch.ones(2, 24).long(), "labels": None},
+        hf.BatchEncoding({"input_ids": tokens(), "attention_mask": mask.long()}),
+        hf.BatchEncoding({"input_ids": torch.where(mask, tokens(), 3), "attention_mask": mask.long()}),
+    ):
+        model = compose(tiny("llama-gqa"), FocusConfig(**SMALL))
+        adapter.calibrate(model, [batch])
+        potentials.append(torch.stack([router.potentials for router in adapter.routers(model)]))
+    plain, named, unpadded, padded, refilled = potentials
+    assert torch.equal(plain, named) and torch.equal(plain, unpadded)
+    assert torch.equal(padded, refilled) and not torch.allclose(plain, padded)
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ("text", "input_ids: expected a tensor of whole numbers [B, T], got str"),
+        ([1, 2], "input_ids: expected a tensor of whole numbers [B, T], got list"),
+        ({"input_ids": [[1, 2]]}, "input_ids: expected a tensor of whole numbers [B, T], got list"),
+        (torch.zeros(3).long(), "input_ids: expected a tensor of whole numbers [B, T], got Tensor of shape [3] and"),
+        (torch.zeros(1, 3), "got Tensor of shape [1, 3] and torch.float32"),
+        ({"ids": tokens()}, "expected tensors [B, T] or mappings with input_ids, got one with ids"),
+        ({"input_ids": tokens(), "attention_mask": 1}, "attention_mask: expected a tensor of whole numbers"),
+    ],
+)
+def test_batches_that_are_none_are_named(batch, message):
+    model = compose(tiny("gpt2"), FocusConfig(**SMALL))
+    with pytest.raises(UserError, match=f"^batches: .*{re.escape(message)}"):
+        adapter.calibrate(model, [batch])
+    assert model.focus_composition.attention == "hard"
+    assert not any(router.calibration for router in adapter.routers(model))
 
 
 def test_misuse_is_named():

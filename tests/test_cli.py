@@ -57,6 +57,53 @@ def test_check_says_what_is_valid(call):
     assert out.startswith("laptop: ")
 
 
+def test_check_lays_an_overlay_over_the_default_scale(call, monkeypatch, tmp_path):
+    """As a run does: from this folder's config/config.yaml, whichever of the files is named."""
+    monkeypatch.chdir(BASE.parents[1])
+    for files in (["config/smoke.yaml"], ["config/config.yaml", "config/smoke.yaml"]):
+        expected = "smoke: the settings of config/config.yaml + config/smoke.yaml are valid\n"
+        assert call("config", "check", *files) == (0, expected, "")
+    (tmp_path / "bad.yaml").write_text("sedes: [1]")
+    problem = "sedes: there is no such key; did you mean seeds?"
+    for command in (["config", "check"], ["cost"]):
+        assert call(*command, tmp_path / "bad.yaml") == (2, "", f"focus: error: {tmp_path}/bad.yaml: {problem}\n")
+        code, out, err = call(*command, tmp_path / "none.yaml")
+        assert (code, out) == (2, "")
+        assert err == f"focus: error: {tmp_path}/none.yaml: expected a config file, got No such file or directory\n"
+
+
+def test_check_elsewhere_needs_a_whole_scale_and_says_so(call, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call("config", "check", BASE.parent / "smoke.yaml")
+    assert (code, out) == (2, "")
+    assert "smoke.yaml: expected a whole scale, or config/config.yaml in this folder to lay it over, got neither" in err
+    assert "schema_version" in err and err.count("\n") == 1
+    assert call("config", "check", BASE)[0] == 0
+    assert call("config", "check", BASE, BASE.parent / "smoke.yaml")[0] == 0
+    code, _, err = call("cost")
+    assert (code, err) == (
+        2,
+        "focus: error: config/config.yaml: expected a config file, got No such file or directory\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "got"),
+    [
+        ("", "expected a mapping of keys, got nothing but comments"),
+        ("# later\n", "expected a mapping of keys, got nothing but comments"),
+        ("- 1", "expected a mapping of keys, got list"),
+        ("a: [1", "expected YAML, line 1, column 6: expected ',' or ']'"),
+    ],
+)
+def test_a_file_that_is_no_scale_is_one_line(call, monkeypatch, tmp_path, text, got):
+    monkeypatch.chdir(BASE.parents[1])
+    (tmp_path / "over.yaml").write_text(text)
+    code, out, err = call("config", "check", tmp_path / "over.yaml")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith(f"focus: error: {tmp_path}/over.yaml: {got}")
+
+
 def test_schema_is_printed(call):
     assert json.loads(call("config", "schema")[1])["title"] == "Experiment"
 
@@ -163,14 +210,57 @@ def test_tables_get_their_exhibit(call, fake):
     assert seen == ["table1", experiment.tables["table1"], experiment, Path("results/laptop"), Path("t/table1")]
 
 
-@pytest.mark.parametrize("job", ["x", '{"a": 1}', "[1]"])
-def test_settings_of_a_timing_that_are_none_are_one_line(call, job):
-    code, out, err = call("bench", "attention", "--job", job)
-    assert (code, out) == (2, "")
-    assert err.startswith("focus: error: --job: expected JSON of focus.config.AttentionBenchmark, got ")
-    assert err.count("\n") == 1
+@pytest.mark.parametrize(
+    ("job", "problem"),
+    [
+        ("x", "expected JSON, got: expected value at line 1 column 1"),
+        ('{"windw": 1}', "windw: there is no such key; did you mean window?"),
+        ("[1]", "expected a mapping of keys, got [1]"),
+        ('{"window": -1, "heads": 0}', "window: expected at least 0, got -1 (and 1 more)"),
+    ],
+)
+def test_settings_of_a_timing_that_are_none_are_one_line(call, job, problem):
+    assert call("bench", "attention", "--job", job) == (2, "", f"focus: error: --job: {problem}\n")
+
+
+READING = {
+    "pretrain x": ["--weights", "--log", "--checkpoints", "--output", "--result"],
+    "train": ["--model", "--corpus", "--weights", "--log", "--checkpoints", "--output"],
+    "perplexity": ["--model", "--corpus", "--output"],
+    "downstream x": ["--model", "--output"],
+    "generate x": ["--model", "--output"],
+    "groups analyse": ["--model", "--corpus", "--tagger", "--output"],
+    "bench methods": ["--output"],
+    "table x": ["--results", "--output"],
+    "figure x": ["--results", "--output"],
+    "claims x": ["--results", "--output", "--markdown"],
+}
+
+
+@pytest.mark.parametrize("command", READING)
+def test_settings_of_a_job_that_are_none_are_one_line(call, command):
+    """Every command that takes settings, on a text that is no JSON and on settings of something else."""
+    paths = [each for name in READING[command] for each in (name, "unused")]
+    option = "--scale" if "--results" in paths else "--job"
+    for text, problem in (("x", "expected JSON, got: "), ('{"speed": []}', "speed: ")):
+        code, out, err = call(*command.split(), option, text, *paths)
+        assert (code, out) == (2, "")
+        assert err.startswith(f"focus: error: {option}: {problem}")
+        assert err.count("\n") == 1
 
 
 def test_the_adapter_is_there_without_loading_anything_first():
     code = "import focus; focus.adapter.calibrate; assert set(dir(focus)) >= {'compose', 'load'}"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_compare_exits_with_1_where_runs_differ(call, tmp_path):
+    for name, text in (("one", "a"), ("same", "a"), ("other", "b")):
+        (tmp_path / name / "tables").mkdir(parents=True)
+        (tmp_path / name / "tables/table1.md").write_text(text)
+    code, out, err = call("compare", tmp_path / "one", tmp_path / "same")
+    assert (code, out, err) == (0, "identical: 1 files are the same, 0 hold timings and were not compared\n", "")
+    code, out, _ = call("compare", tmp_path / "one", tmp_path / "other")
+    assert (code, out.splitlines()[0]) == (1, "tables/table1.md: differs")
+    code, out, err = call("compare", tmp_path / "one", tmp_path / "none")
+    assert (code, err) == (2, f"focus: error: {tmp_path}/none: expected the results of a run, found none\n")

@@ -95,7 +95,7 @@ def test_readme_explains_every_key():
             "focus.adapter.groups: expected a valid integer, got 4.0",
         ),
         ("methods: {new: {kind: pretrained}}", "methods.new.label: this key is missing"),
-        ("seeds: []", "seeds: List should have at least 1 item"),
+        ("seeds: []", "seeds: expected at least 1 item, got 0"),
         ("seeds: [0]\nseeds: [1]", "expected YAML, got the key seeds twice"),
         ("tables: {table1: {corpus: pg19}}", "tables.table1.corpus: expected a corpus of the registry"),
         ("model_settings: {gpt2-mini: {pretraining: null}}", "model_settings.gpt2-mini.pretraining: expected settings"),
@@ -124,13 +124,13 @@ def test_readme_explains_every_key():
         ),
         ("methods: {focus: {sinks: 4}}", "methods.focus.sinks: there is no such key"),
         ("methods: {pretrained: {sinks: 0}}", "methods.pretrained.sinks: there is no such key"),
-        ("methods: {new: {like: nothing}}", "methods.new.like: expected another method's name, got 'nothing'"),
+        ("methods: {new: {like: nothing}}", "methods.new.like: expected another method's name, got nothing"),
         (
             "methods: {a: {like: b}, b: {like: a}}",
             "methods.b.like: expected a chain that ends, got a",
         ),
         ("scale: reference", "scale: expected another name, since results/reference holds the committed runs"),
-        ("methods: {focus: {like: focus}}", "methods.focus.like: expected another method's name, got 'focus'"),
+        ("methods: {focus: {like: focus}}", "methods.focus.like: expected another method's name, got focus"),
         ("methods: {focus: {adapter: {window: 64}}}", "methods.focus.adapter.window: comes from the method's window"),
         ("methods: {focus: {training: {clip: .inf}}}", "training.clip: expected a finite number, got inf"),
         ("methods: {focus: {training: {weight_decay: .inf}}}", "weight_decay: expected a finite number, got inf"),
@@ -159,6 +159,25 @@ def test_readme_explains_every_key():
             "tables: {table1: {rows: [{method: focus}]}}\nfigures: {quality: {rows: [{method: pretrained}]}}",
             "must be float32 and focus trains everything",
         ),
+        (
+            "model_settings: {smollm2-135m-instruct: {context: 8193}}",
+            "model_settings.smollm2-135m-instruct.context: expected at most the 8192 positions of "
+            "smollm2-135m-instruct, got 8193",
+        ),
+        (
+            "tables: {longcontext: {rows: [{method: pretrained, context: 8192}, {method: window, context: 8193}]}}",
+            "tables.longcontext.rows.1.context: expected at most the 8192 positions of smollm2-135m-instruct, got 8193",
+        ),
+        (
+            "figures: {quality: {models: null, rows: [{method: pretrained, context: 1025}]}}",
+            "figures.quality.rows.0.context: expected at most the 1024 positions of gpt2-mini, got 1025",
+        ),
+        (
+            "tables: {table1: {models: [gpt2-mini], generation: true}}\n"
+            "evaluation: {generation: {max_new_tokens: 1024}}",
+            "evaluation.generation.max_new_tokens: expected less than the 1024 positions of gpt2-mini, "
+            "which tables.table1 shows, got 1024",
+        ),
     ],
 )
 def test_a_mistake_names_file_and_key_in_one_line(overlay, text, line):
@@ -168,6 +187,15 @@ def test_a_mistake_names_file_and_key_in_one_line(overlay, text, line):
     assert re.match(r"\S+/over\.yaml: ", message)
     assert line in message
     assert "\n" not in message
+
+
+def test_a_context_may_fill_every_position_and_pretraining_decides_how_many_there_are(overlay):
+    longer = "model_settings: {gpt2-mini: {pretraining: {context: 3000}}}\n"
+    overlay(longer + "figures: {quality: {rows: [{method: pretrained, context: 3000}]}}")
+    with pytest.raises(UserError, match="at most the 3000 positions of gpt2-mini, got 3001"):
+        overlay(longer + "figures: {quality: {models: [gpt2-mini], rows: [{method: pretrained, context: 3001}]}}")
+    rows = "rows: [{method: pretrained, context: 3001}]"
+    overlay(f"models: [gpt2-mini]\ntables: {{longcontext: {{models: [smollm2-135m-instruct], {rows}}}}}")
 
 
 def test_frozen_weights_may_be_bfloat16(overlay):
@@ -181,7 +209,11 @@ def test_frozen_weights_may_be_bfloat16(overlay):
 
 def test_no_exhibit_may_be_named_like_a_rule_of_the_workflow():
     workflow = [CONFIG.parent / "Snakefile", *(CONFIG.parent / "workflow" / "rules").glob("*.smk")]
-    rules = {name for path in workflow for name in re.findall(r"^\s*rule (\w+):", path.read_text(), re.MULTILINE)}
+    rules = {
+        name
+        for path in workflow
+        for name in re.findall(r"^ *(?:rule|use rule \w+ as) (\w+)", path.read_text(), re.MULTILINE)
+    }
     assert rules == scales.RULES
 
 
@@ -254,6 +286,11 @@ def test_a_job_changes_only_with_what_it_reads(overlay):
 def test_checking_a_config_loads_no_torch():
     code = "import sys; from focus import scales, cli; assert not {'torch', 'transformers'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_mistake_in_a_list_is_laid_at_the_last_file_that_sets_the_list(overlay):
+    with pytest.raises(UserError, match=r"over\.yaml: methods.focus.training.phases.0.trains: this key is missing"):
+        overlay("methods: {focus: {training: {phases: [{steps: 1, learning_rate: 1.0}]}}}")
 
 
 def test_overlays_set_nothing_that_the_laptop_scale_already_sets():

@@ -272,9 +272,12 @@ def test_a_plan_holds_what_the_files_need(recorded, tmp_path):
 
 
 def test_hours_are_those_of_the_longest_chain_or_of_all_cores(recorded, tmp_path):
-    for cores, expected in ((1, 5.0), (2, 3.0), (8, 3.0)):
+    start = cost_table.START / 3600
+    assert 0 < start < 0.01
+    for cores, expected in ((1, 5 * (1 + start)), (2, 3 * (1 + start)), (8, 3 * (1 + start))):
         plan = plan_of(tmp_path / "results", recorded=[recorded], cores=cores)
-        assert plan.hours([job for job in plan.all_of(HEADLINE) if job.kind != "fetch"]) == pytest.approx((5, expected))
+        work = [job for job in plan.all_of(HEADLINE) if job.kind != "fetch"]
+        assert plan.hours(work) == pytest.approx((5 * (1 + start), expected))
 
 
 def test_finished_jobs_are_not_counted_and_those_after_an_unfinished_one_are(recorded, tmp_path):
@@ -334,14 +337,18 @@ def cells(page: str, name: str) -> list[str]:
 def test_the_page_counts_shared_jobs_once_and_never_unknown_ones_as_nothing(recorded, tmp_path):
     exhibits = {"tables/a": HEADLINE, "figures/b": HEADLINE[2:], "tables/c": ["new/b.json"]}
     page = cost_table.text(experiment(), exhibits, tmp_path / "results", tmp_path / "reference", 2)
-    assert cells(page, "tables/a") == ["12", "0", "5.00", "3.00", "2.00", "2.01", "5 like, 7 downloads"]
-    assert cells(page, "figures/b") == ["5", "0", "2.00", "2.00", "2.00", "1.00", "2 like, 3 downloads"]
-    assert cells(page, "tables/c") == ["1", "0", *["unknown"] * 4, "1 unknown"]
+    assert cells(page, "tables/a") == ["12", "0", "5.01", "3.01", "2.00", "2.01", "5 same job, 7 downloads"]
+    assert cells(page, "figures/b") == ["5", "0", "2.00", "2.00", "2.00", "1.00", "2 same job, 3 downloads"]
+    assert cells(page, "tables/c") == ["1", "0", *["unknown"] * 4, "1 no record"]
     assert cells(page, "All of these") == [
-        *("13", "0", "over 5.00", "over 3.00", "over 2.00", "over 2.01"),
-        "5 like, 1 unknown, 7 downloads",
+        *("13", "0", "over 5.01", "over 3.01", "over 2.00", "over 2.01"),
+        "5 same job, 1 no record, 7 downloads",
     ]
-    assert "Unknown: new/b.json." in page
+    assert "No record: new/b.json." in page
+
+
+def test_every_basis_of_a_prediction_has_a_name_on_the_page():
+    assert set(cost_table.BASES) == {*cost.BASES, cost.UNKNOWN.basis}
 
 
 @pytest.mark.parametrize(("threads", "seconds", "working"), [(1, 50.0, 40.0), (2, 100.0, 80.0)])

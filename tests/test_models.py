@@ -38,6 +38,7 @@ def test_every_entry_is_pinned():
     for entry in models.REGISTRY.values():
         assert entry.licence
         assert entry.note
+        assert entry.trained == (entry.positions is None)
         for source in entry.sources:
             assert re.fullmatch(r"sha256:[0-9a-f]{64}|[0-9a-f]{40}", source.revision)
             assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in getattr(source, "files", {}).values())

@@ -7,6 +7,9 @@ from paper_results import experiment, write_speed
 from focus.errors import UserError
 from focus.paper import speed, speed_figure
 
+MEASURED = dict.fromkeys(("full_us", "focus_us", "full_ms", "full_cache_ms", "focus_ms", "focus_first_ms"), 1.0)
+MEASURED |= {"speedup": 1.0, "limit": 2.0}
+
 
 @pytest.fixture
 def result(tmp_path):
@@ -47,6 +50,19 @@ def test_the_papers_numbers_stand_beside_ours(result):
     kept, far, gpt2, mistral, _, ratio, _, paper, way = cells(speed.text("table7speed", result), "16K", "2 of 4")
     assert (kept, far, gpt2, mistral) == ("80.0 %", "80.0 %", "60 %", "73 %")
     assert (ratio, paper, way) == ("1.25", "2.0", "full")
+
+
+@pytest.mark.parametrize(("section", "word"), [("decode", "Decoding: "), ("decode_model", "The whole model ")])
+def test_what_was_not_timed_is_not_explained(result, section, word):
+    whole = json.loads(result.read_text())
+    whole["metrics"][section] = [dict.fromkeys(("length", "groups", "threads"), 1024) | MEASURED]
+    result.write_text(json.dumps(whole))
+    assert word in speed.text("table6", result)
+    whole["metrics"][section] = []
+    result.write_text(json.dumps(whole))
+    page = speed.text("table6", result)
+    assert word not in page
+    assert "Limit: " in page and "Cosine: " in page
 
 
 def test_memory_is_a_ratio(result):

@@ -342,6 +342,8 @@ def test_latex_is_balanced_and_escaped(results):
         depth += {"{": 1, "}": -1}.get(character, 0)
         assert depth >= 0
     assert depth == 0
+    fitted = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}{\begin{tabular}"
+    assert text.count(fitted) == text.count(r"\end{tabular}}") == text.count(r"\begin{tabular}") > 0
     for tabular in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
         lines = [line for line in tabular[1].splitlines() if line.endswith(r"\\")]
         assert {line.count(" & ") + 1 for line in lines} == {len(tabular[0])}

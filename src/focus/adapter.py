@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,15 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from focus.errors import UserError
+from focus.identity import Base, identify
 from focus.method_config import Attention, FocusConfig
 from focus.provenance import write_atomically
 from focus.router import IMPLEMENTATION, Router, Seen
+from focus.wording import mistake
 
-ADAPTER_VERSION = 1
+ADAPTER_VERSION = 2
+BEFORE_IDENTITY = 1
+"""The version that said nothing of the base model."""
 SETTINGS, TENSORS = "focus.json", "focus.safetensors"
 
 
@@ -46,12 +51,14 @@ class Composition:
     top_k: int | None = None
 
 
-def compose(model: PreTrainedModel, config: FocusConfig, seed: int = 0) -> PreTrainedModel:
+def compose(model: PreTrainedModel, config: FocusConfig | Mapping, seed: int = 0) -> PreTrainedModel:
     """Add a router to every self-attention layer of `model`, in place, freeze the base, and switch to hard attention.
 
-    `seed` determines the initial projections and centroids. Returns the same model. Raises UserError for a model that
-    already has Focus or whose attention cannot be replaced.
+    `config` may be a mapping of a FocusConfig's settings; `seed` determines the initial projections and centroids.
+    Returns the same model. Raises UserError, before the model is touched, for settings that are none, a model that
+    already has Focus, or one whose attention cannot be replaced.
     """
+    config = _checked(config, "config")
     layers = attention_layers(model)
     generator = torch.Generator().manual_seed(seed)
     composition = Composition(
@@ -68,6 +75,18 @@ def compose(model: PreTrainedModel, config: FocusConfig, seed: int = 0) -> PreTr
     model.focus_composition = composition
     switch(model, "hard")
     return model
+
+
+def _checked(config: object, where: str) -> FocusConfig:
+    """The config, made of its settings where it is a mapping of them."""
+    if isinstance(config, FocusConfig):
+        return config
+    if not isinstance(config, Mapping):
+        raise UserError(f"{where}: expected a FocusConfig or a mapping of its settings, got {type(config).__name__}")
+    try:
+        return FocusConfig.model_validate(dict(config))
+    except ValidationError as error:
+        raise UserError(f"{where}: {mistake(error, FocusConfig).line}") from None
 
 
 def decompose(model: PreTrainedModel) -> PreTrainedModel:
@@ -126,11 +145,14 @@ def observe(model: PreTrainedModel) -> Iterator[list[dict[str, float]]]:
 
 
 @torch.no_grad()
-def calibrate(model: PreTrainedModel, batches: Iterable[Tensor]) -> None:
+def calibrate(model: PreTrainedModel, batches: Iterable[Tensor | Mapping[str, Tensor]]) -> None:
     """Set the potentials to the mean column potentials of Sinkhorn over `batches` of input ids [B, T].
 
+    A batch may also be a mapping, of which input_ids and attention_mask (True or 1 = real) are read.
+
     The model runs with soft attention, each layer balanced by the batch's own column potentials, so that every layer
-    sees the hidden states that balanced layers below it give. Raises UserError unless balance is potentials.
+    sees the hidden states that balanced layers below it give. Raises UserError unless balance is potentials, and for
+    batches of anything else.
     """
     composition = _composition(model)
     if composition.config.balance != "potentials":
@@ -143,7 +165,8 @@ def calibrate(model: PreTrainedModel, batches: Iterable[Tensor]) -> None:
     model.eval()
     try:
         for batch in batches:
-            model(batch.to(model.device), use_cache=False)
+            inputs = {name: tensor.to(model.device) for name, tensor in _inputs(batch).items()}
+            model(**inputs, use_cache=False)
         for router in calibrated:
             if router.calibration:
                 router.potentials.copy_(torch.stack(router.calibration).mean(dim=0))
@@ -152,6 +175,20 @@ def calibrate(model: PreTrainedModel, batches: Iterable[Tensor]) -> None:
             router.calibration = None
         model.train(training)
         switch(model, attention, top_k)
+
+
+def _inputs(batch: object) -> dict[str, Tensor]:
+    """What the model reads of a batch: its input_ids, and its attention_mask where it has one."""
+    given = batch if isinstance(batch, Mapping) else {"input_ids": batch}
+    inputs = {name: given[name] for name in ("input_ids", "attention_mask") if given.get(name) is not None}
+    for name, tensor in inputs.items():
+        if not isinstance(tensor, Tensor) or tensor.dim() != 2 or tensor.is_floating_point():
+            got = type(tensor).__name__
+            got += f" of shape {list(tensor.shape)} and {tensor.dtype}" if isinstance(tensor, Tensor) else ""
+            raise UserError(f"batches: {name}: expected a tensor of whole numbers [B, T], got {got}")
+    if "input_ids" not in inputs:
+        raise UserError(f"batches: expected tensors [B, T] or mappings with input_ids, got one with {', '.join(given)}")
+    return inputs
 
 
 @contextmanager
@@ -221,6 +258,7 @@ def save(model: PreTrainedModel, folder: str | Path) -> None:
     data = dump_tensors(tensors)
     settings = {
         "adapter_version": ADAPTER_VERSION,
+        "base": _base(model).model_dump(),
         "config": composition.config.model_dump(),
         "sha256": hashlib.sha256(data).hexdigest(),
     }
@@ -236,9 +274,11 @@ def load(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     """Put the adapter saved in `folder` onto `model` (in place of any that is there) with hard attention.
 
     Raises UserError, before the model is touched, for a missing or damaged file, an unknown version, or an adapter of
-    another model.
+    a model of another class or shape. Warns where only the weights are others than those it was trained on.
     """
-    config, tensors = _read(Path(folder))
+    config, tensors, trained_on = _read(Path(folder))
+    if trained_on is not None:
+        _compare(trained_on, _base(model), Path(folder) / SETTINGS)
     layers = [layer for layer in model.modules() if _is_causal_self_attention(layer)]
     shapes = {}
     for number, layer in enumerate(layers):
@@ -257,7 +297,32 @@ def load(model: PreTrainedModel, folder: str | Path) -> PreTrainedModel:
     return model
 
 
-def _read(folder: Path) -> tuple[FocusConfig, dict[str, Tensor]]:
+def _base(model: PreTrainedModel) -> Base:
+    """The base model under `model`, whether it has Focus on it or not."""
+    layers = [layer for layer in model.modules() if _is_causal_self_attention(layer)]
+    if not layers:
+        raise UserError(f"model: expected one with causal self-attention layers, got {type(model).__name__}")
+    added = [each for router in model.modules() if isinstance(router, Router) for each in router.parameters()]
+    return identify(model, len(layers), layers[0].config.hidden_size, added)
+
+
+def _compare(trained_on: Base, base: Base, path: Path) -> None:
+    """Refuse another class or shape; warn of other weights."""
+    if trained_on.shape != base.shape:
+        raise UserError(
+            f"{path}: base: expected a model like the one it was trained on, {trained_on.shape}, got {base.shape}"
+        )
+    if trained_on.fingerprint != base.fingerprint:
+        names = [" at ".join(filter(None, (each.name, each.revision))) or "no name" for each in (trained_on, base)]
+        warnings.warn(
+            f"{path}: base: the adapter was trained on other weights ({names[0]}) than the model has ({names[1]}): "
+            "its groups may not suit them",
+            stacklevel=3,
+        )
+
+
+def _read(folder: Path) -> tuple[FocusConfig, dict[str, Tensor], Base | None]:
+    """The config, the tensors, and the base model, None in a file written before it was recorded."""
     path, data_path = folder / SETTINGS, folder / TENSORS
     try:
         settings, data = json.loads(path.read_text()), data_path.read_bytes()
@@ -266,17 +331,17 @@ def _read(folder: Path) -> tuple[FocusConfig, dict[str, Tensor]]:
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: expected JSON, got {error}") from None
     version = settings.get("adapter_version") if isinstance(settings, dict) else None
-    if version != ADAPTER_VERSION:
-        raise UserError(f"{path}: adapter_version: expected {ADAPTER_VERSION}, got {version}")
+    if version not in (BEFORE_IDENTITY, ADAPTER_VERSION):
+        raise UserError(f"{path}: adapter_version: expected {BEFORE_IDENTITY} or {ADAPTER_VERSION}, got {version}")
     digest = hashlib.sha256(data).hexdigest()
     if digest != settings.get("sha256"):
         raise UserError(f"{data_path}: expected sha256 {settings.get('sha256')} as {SETTINGS} says, got {digest}")
     try:
-        return FocusConfig.model_validate(settings.get("config")), load_tensors(data)
+        base = None if version == BEFORE_IDENTITY else Base.model_validate(settings.get("base"))
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("config", *first["loc"])))
-        raise UserError(f"{path}: {where}: {first['msg']}, got {first['input']!r}") from None
+        raise UserError(f"{path}: base: {mistake(error, Base).line}") from None
+    try:
+        return _checked(settings.get("config"), f"{path}: config"), load_tensors(data), base
     except SafetensorError as error:
         raise UserError(f"{data_path}: expected safetensors, got {error}") from None
 

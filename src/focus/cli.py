@@ -104,7 +104,7 @@ def pretrain(
     from focus.jobs import PretrainJob
 
     pretraining.run(
-        PretrainJob.model_validate_json(job),
+        _settings(PretrainJob, job),
         corpora=corpora,
         weights=weights,
         log=log,
@@ -123,7 +123,7 @@ def train(
     from focus.jobs import TrainJob
 
     training.run(
-        TrainJob.model_validate_json(job),
+        _settings(TrainJob, job),
         model=model,
         corpus=corpus,
         weights=weights,
@@ -139,7 +139,7 @@ def perplexity(job: Job, model: Model, corpus: Corpus, output: Output, weights: 
     from focus.evaluation import perplexity as evaluation
     from focus.jobs import PerplexityJob
 
-    evaluation.run(PerplexityJob.model_validate_json(job), model=model, corpus=corpus, weights=weights, output=output)
+    evaluation.run(_settings(PerplexityJob, job), model=model, corpus=corpus, weights=weights, output=output)
 
 
 @app.command()
@@ -149,7 +149,7 @@ def downstream(benchmarks: list[Path], job: Job, model: Model, output: Output, w
     from focus.jobs import DownstreamJob
 
     evaluation.run(
-        DownstreamJob.model_validate_json(job),
+        _settings(DownstreamJob, job),
         model=model,
         benchmarks={path.stem: path for path in benchmarks},
         weights=weights,
@@ -163,9 +163,7 @@ def generate(benchmark: Path, job: Job, model: Model, output: Output, weights: T
     from focus.evaluation import generation as evaluation
     from focus.jobs import GenerationJob
 
-    evaluation.run(
-        GenerationJob.model_validate_json(job), model=model, benchmark=benchmark, weights=weights, output=output
-    )
+    evaluation.run(_settings(GenerationJob, job), model=model, benchmark=benchmark, weights=weights, output=output)
 
 
 @app.command()
@@ -174,7 +172,7 @@ def table(name: str, scale: Scale, results: Results, output: Prefix) -> None:
     from focus.config import Experiment
     from focus.paper import tables
 
-    experiment = Experiment.model_validate_json(scale)
+    experiment = _settings(Experiment, scale, "--scale")
     tables.write(name, experiment.tables[name], experiment, results, output)
 
 
@@ -185,7 +183,7 @@ def figure(name: str, scale: Scale, results: Results, output: Prefix) -> None:
 
     from focus.config import FIGURE_MODULES, Experiment
 
-    experiment = Experiment.model_validate_json(scale)
+    experiment = _settings(Experiment, scale, "--scale")
     exhibit = experiment.figures[name]
     import_module(FIGURE_MODULES[exhibit.shows]).write(name, exhibit, experiment, results, output)
 
@@ -196,7 +194,7 @@ def claims(claims_file: Path, scale: Scale, results: Results, output: Output, ma
     from focus.config import Experiment
     from focus.paper import claims as verdicts
 
-    verdicts.write(claims_file, Experiment.model_validate_json(scale), results, output, markdown)
+    verdicts.write(claims_file, _settings(Experiment, scale, "--scale"), results, output, markdown)
 
 
 @app.command()
@@ -208,10 +206,24 @@ def reference(results: Path, folder: Path) -> None:
 
 
 @app.command()
+def compare(first: Path, second: Path) -> None:
+    """Say whether two folders of results (results/SCALE) hold the same tables, figures and numbers; exit 1 if not."""
+    from focus import compare as comparing
+
+    found = comparing.compare(first, second)
+    print(found.text(), end="")
+    if found.differences:
+        raise typer.Exit(1)
+
+
+@app.command()
 def cost(files: Annotated[list[Path] | None, typer.Argument(help="laid over config/config.yaml")] = None) -> None:
     """Print what a run in this folder has left to do, and its hours, memory and disk: `snakemake cost`, and no more."""
     import subprocess
 
+    from focus import scales
+
+    scales.load(scales.layered([scales.BASE, *(files or [])]))
     command = [sys.executable, "-m", "snakemake", "cost", "--cores", "1"]
     command += ["--configfile", *map(str, files)] if files else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -243,11 +255,8 @@ def bench_attention(
 
     given = {"lengths": length, "groups": groups, "window": window, "threads": threads, "seconds": seconds}
     given = {key: value for key, value in given.items() if value not in (None, [], ())}
-    try:
-        run = AttentionBenchmark.model_validate_json(json.dumps(json.loads(job or "{}") | given))
-    except (ValueError, TypeError) as error:
-        problem = " ".join(str(error).split())
-        raise UserError(f"--job: expected JSON of focus.config.AttentionBenchmark, got {problem}") from None
+    run = _settings(AttentionBenchmark, job or "{}")
+    run = _settings(AttentionBenchmark, run.model_copy(update=given).model_dump_json())
     if not job:
         run = run.model_copy(update={"memory_lengths": [max(run.lengths)]})
     with tempfile.TemporaryDirectory() as folder:
@@ -263,7 +272,7 @@ def bench_methods(job: Job, output: Output) -> None:
     from focus import benchmark_methods
     from focus.jobs import MethodsJob
 
-    benchmark_methods.run(MethodsJob.model_validate_json(job), output)
+    benchmark_methods.run(_settings(MethodsJob, job), output)
 
 
 @bench.command("table")
@@ -296,7 +305,7 @@ def groups_analyse(
     from focus.jobs import GroupsJob
 
     manifests = {"model": model, "corpus": corpus, "tagger": tagger}
-    analysis.run(GroupsJob.model_validate_json(job), **manifests, weights=weights, output=output)
+    analysis.run(_settings(GroupsJob, job), **manifests, weights=weights, output=output)
 
 
 @groups.command("table")
@@ -325,9 +334,10 @@ def groups_page(result: Analysed, output: Output) -> None:
 
 @config.command()
 def check(files: list[Path]) -> None:
-    """Check FILES, one laid over the other."""
+    """Check FILES, one laid over the other and all over config/config.yaml, as a run with --configfile does."""
     from focus import scales
 
+    files = scales.layered(files)
     experiment = scales.load(files)
     print(f"{experiment.scale}: the settings of {' + '.join(map(str, files))} are valid")
 
@@ -347,6 +357,13 @@ def explain(readme: Path) -> None:
     from focus.provenance import write_atomically
 
     write_atomically(readme, tables.page(readme.read_text()))
+
+
+def _settings(model, text: str, option: str = "--job"):
+    """What a JSON text says of a settings model."""
+    from focus.wording import parse
+
+    return parse(model, text, option)
 
 
 def _write_manifest(path: Path, manifest: dict) -> None:

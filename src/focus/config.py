@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 
 from focus.method_config import Attention, Method
 from focus.strict import Count, Distinct, Name, NonNegative, Positive, Strict
+from focus.wording import among, instead
 
 Task = Literal["hellaswag", "arc_easy", "piqa", "lambada", "truthfulqa_mc1"]
 Column = Literal["perplexity", "ratio", "far_pairs", "parameters", "dominance", "stability", "collapse"]
@@ -248,6 +249,11 @@ class Experiment(Strict):
         "auto",
         description="of training's products; auto is bfloat16 where the processor has it, else float32",
     )
+    keep_weights: Literal["all", "small"] = Field(
+        "all",
+        description="small saves disk: of methods that train everything, whole models, weights are dropped once every "
+        "row is evaluated on them, and what is evaluated later trains them again first",
+    )
     model_settings: dict[Name, ModelSettings] = Field(description="per model")
     methods: dict[Name, Method] = Field(description="per method")
     evaluation: Evaluation = Field(description="how every row is evaluated")
@@ -357,4 +363,4 @@ class Experiment(Strict):
 
 def _known(name: str, names, where: str, home: str) -> None:
     if name not in names:
-        raise ValueError(f"{where}: expected a key of {home} ({', '.join(sorted(names))}), got {name}")
+        raise ValueError(f"{where}: expected a key of {home} ({among(sorted(names))}), {instead(name, names)}")

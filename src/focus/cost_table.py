@@ -41,8 +41,18 @@ READS = {
 }
 """What the jobs of a kind need beside their model and its training."""
 SPEED = {"speed/attention.json": "attention", "speed/methods.json": "methods"}
+START = 8.0
+"""Seconds that a job takes beside what its result records: starting, imports, writing. The median over 72 jobs of a
+laptop run, two at a time on a busy machine, of what Snakemake timed less what the result says (4 to 25)."""
+BASES = {
+    "like": "same job",
+    "scaled": "same job of another size",
+    "other": "another row",
+    "unknown": "no record",
+}
+"""How the page calls what a prediction rests on (see cost.py)."""
 LEAST = 0.01
-HEADER = ["What", "Jobs", "done", "Core hours", "Hours here", "GiB, largest job", "GiB of disk", "Resting on"]
+HEADER = ["What", "Jobs", "done", "Core hours", "Hours here", "GiB, largest job", "GiB of disk", "Predicted from"]
 
 
 @dataclass(frozen=True)
@@ -92,8 +102,8 @@ class Plan:
         return list(found.values())
 
     def hours(self, left: list[Job]) -> tuple[float, float]:
-        """(core hours, hours on this many cores) of the jobs whose time is known."""
-        timed = {job.path: job.estimate.seconds for job in left if job.estimate.seconds is not None}
+        """(core hours, hours on this many cores) of the jobs whose time is known, with what each takes to start."""
+        timed = {job.path: job.estimate.seconds + START for job in left if job.estimate.seconds is not None}
         alone = sum(seconds for path, seconds in timed.items() if path in SPEED)
         beside = sum(timed.values()) - alone
 
@@ -194,7 +204,7 @@ def _line(name: str, plan: Plan, found: list[Job]) -> list[str]:
     core_hours, hours = plan.hours(work)
     memory = [job.estimate.memory for job in work if job.estimate.memory is not None]
     disk = [job.estimate.disk for job in left if job.estimate.disk is not None]
-    rests = [f"{bases[basis]} {basis}" for basis in ("like", "scaled", "other", "unknown") if bases[basis]]
+    rests = [f"{bases[basis]} {name}" for basis, name in BASES.items() if bases[basis]]
     rests += [f"{len(fetched)} download{'s' * (len(fetched) > 1)}"] * bool(fetched)
     unknown = len(work) - len(memory)
     return [
@@ -224,14 +234,15 @@ def _notes(plan: Plan) -> list[str]:
     notes = [
         "Finished jobs (same settings, same source) are not counted. Tables, figures and verdicts take seconds and are "
         "left out, and so is the time of downloads, which the network decides.",
-        "like: from a run with the same settings; scaled: the same row with other amounts of work; other: another row "
-        "of the same model, the slowest where the method differs; unknown: nothing recorded, so sums are too small.",
-        f"Hours here: {plan.cores} core{'s' * (plan.cores > 1)}, one job a core, timings alone on all. While a job "
-        "trains every weight, its checkpoint takes three times as much disk again. What a job takes to start, some "
-        "seconds of imports, no result records, so none is counted.",
+        "Predicted from recorded runs. Same job: one with the same settings, seed, name and learning rate aside. Same "
+        "job of another size: the same row with more or fewer steps, windows or items, scaled. Another row: one of the "
+        "same model, the slowest where the method differs. No record: nothing to go by, so sums are too small.",
+        f"Hours here: {plan.cores} core{'s' * (plan.cores > 1)}, one job a core, timings alone on all; for the start "
+        f"and end of each job {START:g} seconds are counted.",
+        "While a job trains every weight, its checkpoint takes three times as much disk again.",
         f"Recorded on {', '.join(processors) or 'nothing'}; this machine: {processor()}.",
     ]
     if unknown:
         shown = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-        notes.append(f"Unknown: {shown}.")
+        notes.append(f"No record: {shown}.")
     return notes

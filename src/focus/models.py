@@ -21,8 +21,9 @@ from focus.sources import HubFiles, PackageArchive, Source, fetch, member
 class ModelEntry:
     """One model.
 
-    `build(source, folder)` writes what transformers loads; `parameters` is None where the config decides the size;
-    `trained` marks a model whose weights a rule makes, so that only its tokenizer is fetched.
+    `build(source, folder)` writes what transformers loads; `parameters` and `positions`, the most tokens it can read,
+    are None where the config decides them; `trained` marks a model whose weights a rule makes, so that only its
+    tokenizer is fetched.
     """
 
     sources: tuple[Source, ...]
@@ -30,6 +31,7 @@ class ModelEntry:
     licence: str
     note: str
     parameters: int | None = None
+    positions: int | None = None
     trained: bool = False
 
 
@@ -87,6 +89,7 @@ REGISTRY = {
         licence="Apache-2.0",
         note="stand-in for GPT-2 124M: SmolLM2-135M-Instruct, quantised to 4 bits and expanded to float32",
         parameters=134_515_008,
+        positions=8192,
     ),
     "gpt2-mini": ModelEntry(
         sources=GPT2_TOKENIZER,

@@ -7,7 +7,6 @@ replaced whole.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -18,17 +17,19 @@ from pydantic import ValidationError
 from focus import corpora, models
 from focus.config import Experiment
 from focus.errors import UserError
-from focus.method_config import KINDS
 from focus.paper import printed
+from focus.wording import among, instead, mistake
 
 COMMAND_LINE = "--config"
+BASE = Path("config/config.yaml")
+"""What every other scale is laid over, as the Snakefile does, in the folder that a run starts in."""
 # The workflow's own rules and targets; each table and figure becomes a target beside them.
 RULES = {
     *("all", "tables", "figures", "table", "figure", "claims", "reference", "cost"),
     *("speed", "table6", "table7speed", "bench_attention", "bench_methods", "speed_table", "speed_figure"),
     *("groups", "fetch_tagger", "groups_analysis", "groups_table", "groups_figure", "groups_page"),
     *("fetch_model", "fetch_corpus", "fetch_benchmark", "pretrain", "train", "perplexity", "downstream"),
-    "generation",
+    *("generation", "train_everything"),
 }
 
 
@@ -49,10 +50,29 @@ def load(files: list[Path], overrides: Sequence[str] = ()) -> Experiment:
     try:
         experiment = Experiment.model_validate(settings)
     except ValidationError as error:
-        raise UserError(_one_line(error, layers)) from None
-    for key, problem in chain(_unregistered(experiment), _misplaced(experiment), _exhibits(experiment)):
+        found = mistake(error, Experiment)
+        raise UserError(f"{_home(found.key, layers)}: {found.line}") from None
+    for key, problem in chain(
+        _unregistered(experiment), _misplaced(experiment), _exhibits(experiment), _too_long(experiment)
+    ):
         raise UserError(f"{_home(key, layers)}: {key}: {problem}")
     return experiment
+
+
+def layered(files: Sequence[Path]) -> list[Path]:
+    """The files as `snakemake --configfile` lays them: over config/config.yaml, where this folder has one.
+
+    Raises UserError for a scale that is no whole one where there is none.
+    """
+    if BASE.exists() and not any(path.exists() and path.samefile(BASE) for path in files[:1]):
+        return [BASE, *files]
+    required = {name for name, field in Experiment.model_fields.items() if field.is_required()}
+    if not BASE.exists() and (lacking := sorted(required - read(files[0]).keys())):
+        raise UserError(
+            f"{files[0]}: expected a whole scale, or {BASE} in this folder to lay it over, got neither: it lacks "
+            f"{', '.join(lacking)}; type this in the repository's folder, or name the whole scale first"
+        )
+    return list(files)
 
 
 def read(path: Path) -> dict:
@@ -62,7 +82,8 @@ def read(path: Path) -> dict:
     except OSError as error:
         raise UserError(f"{path}: expected a config file, got {error.strerror}") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path}: expected a mapping of keys, got {type(content).__name__}")
+        got = "nothing but comments" if content is None else type(content).__name__
+        raise UserError(f"{path}: expected a mapping of keys, got {got}")
     return content
 
 
@@ -83,6 +104,9 @@ def schema() -> str:
 def _parse(origin: Path | str, text: str):
     try:
         return yaml.load(text, Loader=_UniqueKeys)
+    except yaml.MarkedYAMLError as error:
+        line, column = error.problem_mark.line + 1, error.problem_mark.column + 1
+        raise UserError(f"{origin}: expected YAML, line {line}, column {column}: {error.problem}") from None
     except yaml.YAMLError as error:
         raise UserError(f"{origin}: expected YAML, got {' '.join(str(error).split())}") from None
 
@@ -114,46 +138,26 @@ def _inherit(name: str, methods: Mapping, layers: list[tuple[str, Mapping]], bel
     parent, own = method["like"], {key: value for key, value in method.items() if key != "like"}
     key = f"methods.{name}.like"
     if not isinstance(parent, str) or parent not in methods or parent == name:
-        raise UserError(f"{_home(key, layers)}: {key}: expected another method's name, got {parent!r}")
+        raise UserError(f"{_home(key, layers)}: {key}: expected another method's name, {instead(parent, methods)}")
     if parent in below:
         raise UserError(f"{_home(key, layers)}: {key}: expected a chain that ends, got {parent}, which leads back here")
     return _merge(_inherit(parent, methods, layers, (name, *below)), own)
 
 
-def _one_line(error: ValidationError, layers: list[tuple[str, Mapping]]) -> str:
-    first, *others = error.errors()
-    place = [part for part in first["loc"] if part != "[key]"]
-    if place[:1] == ["methods"] and len(place) > 2 and place[2] in KINDS:
-        del place[2]
-    key = ".".join(map(str, place))
-    kind, got = first["type"], first["input"]
-    if kind == "value_error":
-        problem = str(first["ctx"]["error"])
-        if not key:
-            key, problem = re.fullmatch(r"([^\s:]+): (.*)", problem).groups()
-    elif kind == "missing":
-        problem = "this key is missing"
-    elif kind == "extra_forbidden":
-        problem = "there is no such key"
-    else:
-        problem = f"{first['msg'].replace('Input should be', 'expected')}, got {got!r}"
-        if isinstance(got, str) and re.fullmatch(r"[\d.]+[eE][+-]?\d+", got):
-            problem += " (YAML reads a number only with a point and a sign: 1.0e-3)"
-    more = f" (and {len(others)} more)" if others else ""
-    return f"{_home(key, layers)}: {key}: {problem}{more}"
-
-
 def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """(key, problem) for every model and corpus in use that its registry does not hold as the config takes it."""
-    used = {}
+    used, known = {}, models.REGISTRY
     for model in experiment.models:
         pretraining = experiment.model_settings[model].pretraining
         key = f"model_settings.{model}.pretraining"
-        if model not in models.REGISTRY:
-            yield "models", f"expected a model of the registry ({', '.join(models.REGISTRY)}), got {model}"
-        elif models.REGISTRY[model].trained and pretraining is None:
+        if model not in known:
+            yield (
+                "models",
+                f"expected a model of the registry ({among(known)}), {instead(model, known)}",
+            )
+        elif known[model].trained and pretraining is None:
             yield key, "expected settings, since no weights of this model are published, got null"
-        elif pretraining is not None and not models.REGISTRY[model].trained:
+        elif pretraining is not None and not known[model].trained:
             yield key, "expected null, since the registry has this model's weights, got settings"
         elif pretraining is not None:
             used |= {f"{key}.corpora.{number}": corpus for number, corpus in enumerate(pretraining.corpora)}
@@ -161,9 +165,10 @@ def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
         used |= {f"{kind}.{name}.corpus": exhibit.corpus for name, exhibit in getattr(experiment, kind).items()}
     if experiment.groups is not None:
         used["groups.corpus"] = experiment.groups.corpus
+    known = corpora.REGISTRY
     for key, corpus in used.items():
-        if corpus not in corpora.REGISTRY:
-            yield key, f"expected a corpus of the registry ({', '.join(corpora.REGISTRY)}), got {corpus}"
+        if corpus not in known:
+            yield key, f"expected a corpus of the registry ({among(known)}), {instead(corpus, known)}"
 
 
 def _misplaced(experiment: Experiment) -> Iterator[tuple[str, str]]:
@@ -188,6 +193,27 @@ def _exhibits(experiment: Experiment) -> Iterator[tuple[str, str]]:
                     yield f"{kind}.{name}.rows.{number}.paper", str(error).removeprefix("paper: ")
 
 
+def _too_long(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """(key, problem) for every context of more tokens than its model has positions, and answers that fill them."""
+    answer = experiment.evaluation.generation.max_new_tokens
+    for model in experiment.models:
+        settings = experiment.model_settings[model]
+        positions = models.REGISTRY[model].positions or settings.pretraining.context
+        expected = f"expected at most the {positions} positions of {model}"
+        if settings.context > positions:
+            yield f"model_settings.{model}.context", f"{expected}, got {settings.context}"
+        for kind in ("tables", "figures"):
+            for name, exhibit in getattr(experiment, kind).items():
+                if model not in (exhibit.models or experiment.models):
+                    continue
+                for number, row in enumerate(exhibit.rows):
+                    if (row.context or 0) > positions:
+                        yield f"{kind}.{name}.rows.{number}.context", f"{expected}, got {row.context}"
+                if exhibit.generation and answer >= positions:
+                    expected = f"expected less than the {positions} positions of {model}, which {kind}.{name} shows"
+                    yield "evaluation.generation.max_new_tokens", f"{expected}, got {answer}"
+
+
 def _home(key: str, layers: list[tuple[str, Mapping]]) -> str:
     """The layer that set `key`: the last of those that hold the most of its path; the first if none holds any."""
     depths = [_depth(settings, key) for _, settings in layers]
@@ -197,9 +223,12 @@ def _home(key: str, layers: list[tuple[str, Mapping]]) -> str:
 
 
 def _depth(settings, key: str) -> int:
-    """How many characters of the dotted `key` lead to something in `settings`; names may hold dots themselves."""
+    """How many characters of the dotted `key` lead to something in `settings`; names may hold dots themselves.
+
+    In a list all of them do, since a list replaces that of earlier layers whole.
+    """
     if isinstance(settings, list):
-        settings = dict(enumerate(settings))
+        return len(key)
     if not isinstance(settings, Mapping):
         return 0
     depths = [

@@ -19,7 +19,8 @@ def _distinct(values: list[T]) -> list[T]:
 Count = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
-Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+NAME = r"^[a-z0-9][a-z0-9._-]*$"
+Name = Annotated[str, Field(pattern=NAME)]
 Distinct = Annotated[list[T], Field(min_length=1, json_schema_extra={"uniqueItems": True}), AfterValidator(_distinct)]
 
 

@@ -192,6 +192,34 @@ def test_cost_counts_the_jobs_that_a_run_would_start(checkout, scale):
     assert [path.name for path in (checkout.folder / "results" / scale).rglob("*.*")] == ["cost.log"]
 
 
+def test_whole_models_can_be_dropped_and_are_trained_again_only_when_asked_for(checkout):
+    """Adapters stay; without the setting all weights do."""
+    targets, smoke = ("scratch", "table3"), ("--configfile", "config/smoke.yaml", "over.yaml")
+    more = "{method: scratch, context: 64}, {method: lora-r4, context: 64}"
+    rows = {"scratch": "{method: scratch}, {method: scratch-focus, attention: soft}", "table3": "{method: lora-r4}"}
+
+    def over(keep, scratch=""):
+        tables = [f"{name}: {{rows: [{{method: pretrained}}, {rows[name]}]}}" for name in targets]
+        tables[0] = tables[0].replace("]}", f"{scratch}]}}")
+        (checkout.folder / "over.yaml").write_text(f"keep_weights: {keep}\ntables:\n  " + "\n  ".join(tables))
+
+    def trained():
+        return {path.parts[-3] for path in checkout.folder.glob("results/smoke/training/**/weights")}
+
+    over("small")
+    checkout.run(*targets, *smoke)
+    assert trained() == {"lora-r4"}
+    assert checkout.planned(*targets, *smoke) == {}
+    over("all")
+    assert checkout.planned(*targets, *smoke) == {}
+    over("small", f", {more}")
+    planned = checkout.planned(*targets, *smoke)
+    assert (planned["train_everything"], planned.get("train")) == (1, None)
+    over("all", f", {more}")
+    checkout.run(*targets, *smoke)
+    assert trained() == {"lora-r4", "scratch"}
+
+
 def test_timing_takes_every_core_and_other_jobs_one(finished):
     results = finished.folder / "results/laptop"
     assert "with 2 threads" in (results / "speed/attention.json").read_text()
@@ -220,6 +248,24 @@ def test_a_bad_config_stops_before_any_job_in_one_line(checkout, overlay, line):
     assert len(errors) == 1
     assert errors[0].startswith(f"focus: error: bad.yaml: {line}")
     assert not (checkout.folder / "results").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("models: [a", "expected YAML, line 1, column 11: expected ',' or ']'"),
+        ("", "expected a mapping of keys, got nothing but comments"),
+        (None, "expected a config file, got No such file or directory"),
+    ],
+)
+def test_a_default_scale_that_is_none_stops_in_one_line(checkout, text, line):
+    """Files given with --configfile Snakemake reads before it reads the Snakefile; `focus config check` says more."""
+    default = checkout.folder / "config/config.yaml"
+    default.unlink() if text is None else default.write_text(text)
+    output = checkout.run(code=2)
+    errors = [each for each in output.splitlines() if "rror" in each]
+    assert len(errors) == 1
+    assert errors[0].startswith(f"focus: error: config/config.yaml: {line}")
 
 
 def test_results_that_cannot_be_written_stop_before_any_job_in_one_line(checkout):

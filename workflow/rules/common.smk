@@ -139,6 +139,7 @@ def exhibit_slice(kind, name):
             },
             "speed": None,
             "groups": None,
+            "keep_weights": "all",
             "tables": {},
             "figures": {},
             kind: {name: exhibit.model_copy(update={"models": models})},

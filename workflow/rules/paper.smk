@@ -90,7 +90,7 @@ rule claims:
         mem_mb=500,
     params:
         scale=lambda wildcards: experiment.model_copy(
-            update={"groups": None}
+            update={"groups": None, "keep_weights": "all"}
         ).model_dump_json(),
         results=lambda wildcards: in_results("", wildcards),
     message:

@@ -1,3 +1,11 @@
+# What trains every weight writes a whole model.
+DROPPED = {
+    name
+    for name, method in experiment.methods.items()
+    if method.trains_everything and experiment.keep_weights == "small"
+}
+
+
 # The checkpoints are no outputs (see pretrain).
 rule train:
     input:
@@ -14,6 +22,8 @@ rule train:
         "<results>/logs/training/{model}/{corpus}/{method}/seed{seed}.log",
     benchmark:
         "<results>/timings/training/{model}/{corpus}/{method}/seed{seed}.tsv"
+    wildcard_constraints:
+        method=alternatives(set(experiment.methods) - DROPPED),
     priority: headline_first
     conda:
         "../../envs/cpu.yaml"
@@ -36,3 +46,19 @@ rule train:
     shell:
         "focus train --job {params.job:q} --model {input.model} --corpus {input.corpus} --weights {output.weights}"
         " --log {output.steps} --checkpoints {params.checkpoints} --output {output.result} 2>&1 | tee {log}"
+
+
+# The same, whose weights go once every row is evaluated on them: a row added later trains it again, to the same numbers.
+if DROPPED:
+
+    use rule train as train_everything with:
+        output:
+            result="<results>/training/{model}/{corpus}/{method}/seed{seed}/result.json",
+            steps="<results>/training/{model}/{corpus}/{method}/seed{seed}/log.jsonl",
+            weights=temp(
+                directory(
+                    "<results>/training/{model}/{corpus}/{method}/seed{seed}/weights"
+                )
+            ),
+        wildcard_constraints:
+            method=alternatives(DROPPED),

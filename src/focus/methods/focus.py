@@ -55,11 +55,10 @@ class Focus(MethodKind):
             save_parameters(_base(model), folder)
 
     def restore(self, model: PreTrainedModel, settings: Method, folder: Path, *, window: int) -> PreTrainedModel:
-        """Load the adapter, and the base weights when a phase has trained them."""
-        adapter.load(model, folder)
+        """Load the base weights when a phase has trained them, then the adapter trained on them."""
         if _trains_base(settings):
-            load_parameters(_base(model), folder)
-        return model
+            load_parameters(dict(model.named_parameters()), folder)
+        return adapter.load(model, folder)
 
     def choose(self, model: PreTrainedModel, attention: Attention, top_k: int | None) -> None:
         """Switch between full, soft and hard attention."""

@@ -22,6 +22,7 @@ from focus.paper.rows import TASKS, Entry, Run
 from focus.paper.statistics import Measured
 from focus.provenance import write_atomically
 from focus.strict import Name, Strict
+from focus.wording import mistake
 
 EXACT = 1e-4
 ROUNDING = 1e-2  # percent of a perplexity by which kernels differ that add in another order
@@ -85,9 +86,9 @@ def load(path: Path) -> list[Claim]:
         try:
             claims.append(Claim.model_validate(entry))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in ("claims", name, *first["loc"]))
-            raise UserError(f"{path}: {where}: {first['msg'].removeprefix('Value error, ')}") from None
+            found = mistake(error, Claim)
+            where = f"claims.{name}.{found.key}".removesuffix(".")
+            raise UserError(f"{path}: {where}: {found.problem}") from None
     twice = [name for name, count in Counter(claim.id for claim in claims).items() if count > 1]
     if twice:
         raise UserError(f"{path}: expected every id once, got {twice[0]} twice")

@@ -15,6 +15,7 @@ import seaborn
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.text import Text
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
 
 from focus.config import Exhibit, Experiment
@@ -36,6 +37,12 @@ PAPER = {
     "gpt2_124m": {"label": "Paper: GPT-2 124M", "marker": "s", "linestyle": "--"},
     "mistral_7b": {"label": "Paper: Mistral 7B", "marker": "^", "linestyle": ":"},
 }
+LABEL_GAP = 0.5
+"""Least distance of two labels, in heights of one."""
+LABEL_HEIGHT = 9
+"""Points from one row of labels to the next."""
+SAME_SHARE = 0.03
+"""Shares that differ by less lie in the same place."""
 GREY = {"color": "0.55", "markerfacecolor": "white", "markersize": 5, "linewidth": 0.8}
 
 
@@ -60,16 +67,21 @@ def write(
         raise UserError(f"figures.{figure}.rows: expected a pretrained row with results to compare with, found none")
     with plt.rc_context(seaborn.axes_style("whitegrid") | STYLE):
         canvas, panels = plt.subplots(
-            1, len(models), figsize=(1.6 + 3.1 * len(models), 3.8), sharey=True, squeeze=False
+            1, len(models), figsize=(1.6 + 3.1 * len(models), 4.2), sharey=True, squeeze=False
         )
         styles = _styles(entries)
         for axes, model in zip(panels[0], models, strict=True):
             _panel(axes, model, entries, styles)
-            axes.set_title(rows.display_name(results_root, model))
         panels[0][0].set_ylabel("Perplexity / pretrained perplexity")
         canvas.suptitle(exhibit.title, fontsize=10)
         canvas.supxlabel(_footnote(entries, exhibit, experiment), fontsize=7, color="0.3")
         canvas.legend(handles=_legend(styles), loc="outside right center", frameon=False, fontsize=8)
+        canvas.draw_without_rendering()
+        labels = [
+            label_shares(axes, shares_of_k(points(entries, m))) for axes, m in zip(panels[0], models, strict=True)
+        ]
+        for axes, model in zip(panels[0], models, strict=True):
+            axes.set_title(rows.display_name(results_root, model), pad=6 + LABEL_HEIGHT * max(map(len, labels)))
         save(canvas, output_prefix)
 
 
@@ -142,8 +154,6 @@ def _panel(axes: Axes, model: str, entries: list[Entry], styles: dict) -> None:
             filled = "white" if entry.row.attention == "soft" else colour
             bar = {"yerr": 2 * error, "fmt": marker, "color": colour, "markerfacecolor": filled, "markersize": 5.5}
             axes.errorbar(share, change, **bar, zorder=5 if filled == "white" else 4)
-    for share, label in _labels(found):
-        axes.text(share, 0.985, label, transform=axes.get_xaxis_transform(), ha="center", va="top", fontsize=7)
     axes.set(xlabel="Pairs farther than the window kept", xlim=(-0.04, 1.08), yscale="log")
     axes.margins(y=0.12)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
@@ -152,19 +162,48 @@ def _panel(axes: Axes, model: str, entries: list[Entry], styles: dict) -> None:
     axes.yaxis.set_minor_locator(NullLocator())
 
 
-def _labels(found: list[tuple[Entry, float, float, float]]) -> list[tuple[float, str]]:
-    """Where along the axis each k lies on average; neighbours share a label."""
+def shares_of_k(found: list[tuple[Entry, float, float, float]]) -> dict[int, float]:
+    """Where along the axis each k lies, on average over the methods."""
     shares: dict[int, list[float]] = {}
     for entry, share, _, _ in found:
         if entry.row.top_k is not None:
             shares.setdefault(entry.row.top_k, []).append(share)
-    merged: list[tuple[float, list[str]]] = []
-    for k, values in sorted(shares.items()):
-        if merged and abs(merged[-1][0] - fmean(values)) < 0.08:
-            merged[-1][1].append(str(k))
+    return {k: fmean(values) for k, values in sorted(shares.items())}
+
+
+def label_shares(axes: Axes, shares: dict[int, float]) -> list[list[Text]]:
+    """Write each k above a panel that has been laid out, and return the rows: what would touch goes a row higher.
+
+    Those that lie in the same place share a label.
+    """
+    groups: list[list[int]] = []
+    for k, share in sorted(shares.items(), key=lambda item: item[1]):
+        if groups and share - shares[groups[-1][0]] < SAME_SHARE:
+            groups[-1].append(k)
         else:
-            merged.append((fmean(values), [str(k)]))
-    return [(share, "k=" + ", ".join(names)) for share, names in merged]
+            groups.append([k])
+    rows: list[list[Text]] = []
+    for group in groups:
+        text = _label(axes, fmean(shares[k] for k in group), sorted(group))
+        left = text.get_window_extent().x0 - LABEL_GAP * text.get_window_extent().height
+        row = next((row for row in rows if row[-1].get_window_extent().x1 <= left), None)
+        if row is None:
+            rows.append(row := [])
+        text.set_position((0, LABEL_HEIGHT * rows.index(row) + 2))
+        row.append(text)
+    return rows
+
+
+def _label(axes: Axes, share: float, ks: list[int]) -> Text:
+    """A label over the share, moved to lie within the panel's width."""
+    place = {"xycoords": axes.get_xaxis_transform(), "textcoords": "offset points", "annotation_clip": False}
+    name = f"k={', '.join(map(str, ks))}"
+    text = axes.annotate(name, (share, 1), (0, 2), **place, ha="center", va="bottom", fontsize=7)
+    box, panel = text.get_window_extent(), axes.get_window_extent()
+    shift = max(panel.x0 - box.x0, 0.0) - max(box.x1 - panel.x1, 0.0)
+    left, right = axes.get_xlim()
+    text.xy = (share + shift * (right - left) / panel.width, 1)
+    return text
 
 
 def _legend(styles: dict) -> list[Line2D]:

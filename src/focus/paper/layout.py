@@ -12,8 +12,8 @@ LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
     "^": r"\textasciicircum{}",
     "\\": r"\textbackslash{}",
 }
-
-
+FITTED = r"\resizebox{\ifdim\width>\textwidth\textwidth\else\width\fi}{!}"
+"""LaTeX for a box that keeps its size unless it is wider than the page."""
 STYLE = (
     "body{font:14px sans-serif;margin:2em} table{border-collapse:collapse} td,th{padding:.2em .7em;"
     "border-bottom:1px solid #ccc} .left{text-align:left} .right{text-align:right;white-space:nowrap}"
@@ -55,13 +55,16 @@ def page(title: str, grids: list[Grid], notes: list[str]) -> str:
 
 
 def latex(label: str, title: str, grids: list[Grid], notes: list[str]) -> str:
-    """A floating table for each grid (needs booktabs); the notes follow in small print."""
+    """A floating table for each grid (needs booktabs and graphicx), one wider than the page scaled down to it.
+
+    The notes follow in small print.
+    """
     parts = []
     for number, grid in enumerate(grids, 1):
         columns = "l" * grid.text + "r" * (len(grid.header) - grid.text)
-        parts += [r"\begin{table*}", r"\centering\scriptsize", f"\\begin{{tabular}}{{{columns}}}"]
+        parts += [r"\begin{table*}", r"\centering\scriptsize", f"{FITTED}{{\\begin{{tabular}}{{{columns}}}"]
         parts += [r"\toprule", _latex_row(grid.header), r"\midrule", *map(_latex_row, grid.rows)]
-        parts += [r"\bottomrule", r"\end{tabular}"]
+        parts += [r"\bottomrule", r"\end{tabular}}"]
         parts.append(f"\\caption{{{escape(' '.join([f'{title}. {grid.title}.', *grid.lines]))}}}")
         parts += [f"\\label{{tab:{label}-{number}}}", r"\end{table*}", ""]
     return "\n".join([*parts, r"{\footnotesize", *(rf"\par {escape(note)}" for note in notes), "}"]) + "\n"

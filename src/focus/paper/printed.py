@@ -8,6 +8,7 @@ from importlib.resources import files
 import yaml
 
 from focus.errors import UserError
+from focus.wording import among, instead
 
 
 @cache
@@ -34,8 +35,8 @@ def row(reference: str) -> dict:
     table, _, name = reference.partition(".")
     rows = printed().get(table, {}).get("rows", {})
     if name not in rows:
-        known = ", ".join(f"{key}.{each}" for key, value in printed().items() for each in value["rows"])
-        raise UserError(f"paper: expected a printed row ({known}), got {reference}")
+        known = [f"{key}.{each}" for key, value in printed().items() for each in value["rows"]]
+        raise UserError(f"paper: expected a printed row ({among(known)}), {instead(reference, known)}")
     return rows[name]
 
 

@@ -220,15 +220,22 @@ def _notes(table: str, result: dict) -> list[str]:
         "else the wall clock); its range is that over rounds, a dash where there was one round.",
     ]
     if table == "table6":
-        return [
-            *notes,
-            "Limit: what counting pairs allows (Appendix D), 1 / (sum of squared group shares + 2w/n). Times are not "
-            "comparable with the paper's, which are from an H100; ratios are shown beside its own.",
-            "Cosine: the smallest similarity to the dense definition in float64, over heads and sampled positions.",
-            "Decoding: median time of one token's attention, keys and values held flat against held by group.",
-            f"The whole model has random weights, {model['layers']} layers, {model['heads']} heads of "
-            f"{model['head_dim']} and {model['key_heads']} for keys; its first token sorts the cache into groups.",
-        ]
+        metrics = result["metrics"]
+        explained = {
+            "forward": [
+                "Limit: what counting pairs allows (Appendix D), 1 / (sum of squared group shares + 2w/n). Times are "
+                "not comparable with the paper's, which are from an H100; ratios are shown beside its own.",
+                "Cosine: the smallest similarity to the dense definition in float64, over heads and sampled positions.",
+            ],
+            "decode": [
+                "Decoding: median time of one token's attention, keys and values held flat against held by group."
+            ],
+            "decode_model": [
+                f"The whole model has random weights, {model['layers']} layers, {model['heads']} heads of "
+                f"{model['head_dim']} and {model['key_heads']} for keys; its first token sorts the cache into groups."
+            ],
+        }
+        return [*notes, *(note for section, of_it in explained.items() if metrics[section] for note in of_it)]
     return [
         *notes,
         "Bound: one over the share of pairs kept, which no exact implementation passes. The paper's speed-ups are K/k.",
