@@ -8,7 +8,8 @@ from paper_results import REPOSITORY, experiment, write_results, write_speed
 
 from focus.errors import UserError
 from focus.paper import claims
-from focus.paper.claims import Claim
+from focus.paper import verdicts as verdicts_of
+from focus.paper.claim import Claim
 
 CLAIMS = REPOSITORY / "config/claims.yaml"
 ORDERING = {
@@ -76,12 +77,12 @@ def verdicts(root, settings, **options) -> dict[str, dict]:
     ],
 )
 def test_verdicts(settings, value, error, verdict):
-    assert claims.judge(Claim(**settings), value, error) == verdict
+    assert verdicts_of.judge(Claim(**settings), value, error) == verdict
 
 
 @given(value=st.floats(-100, 100), error=st.floats(0, 10))
 def test_an_ordering_and_its_opposite_never_both_hold(value, error):
-    found = {claims.judge(Claim(**ORDERING | {"relation": name}), value, error) for name in ("below", "above")}
+    found = {verdicts_of.judge(Claim(**ORDERING | {"relation": name}), value, error) for name in ("below", "above")}
     assert found in ({"reproduced", "contradicted"}, {"undecided"}, {"contradicted"})
 
 

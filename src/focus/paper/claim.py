@@ -122,7 +122,7 @@ class Claim(Strict):
         sourced = self.metric in ("source", "arithmetic")
         if sourced != (self.source is not None) or (self.metric == "arithmetic") != isinstance(self.source, Formula):
             raise ValueError(f"source: expected one of metric source or arithmetic, got metric {self.metric}")
-        if sourced == (self.subject is not None):
+        if sourced == (self.subject is not None) and not self.out_of_reach:
             raise ValueError(f"subject: expected method/variant, or a source instead, got {self.subject}")
         if self.metric not in speed.METRICS and (self.shortest, self.longest) != (None, None):
             raise ValueError(f"shortest and longest belong to {' and '.join(speed.METRICS)}, got {self.metric}")

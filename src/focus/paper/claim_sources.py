@@ -181,8 +181,8 @@ def _best_layer(metrics: dict) -> dict:
     """What the table of groups shows of its layer, as shares, and the p-values that count the choice of the layer."""
     layer = metrics["layers"][metrics["best"]["layer"]]
     smallest, largest = groups.shares(layer)
-    known = {"punctuation": groups.punctuation(layer), "smallest_share": smallest, "largest_share": largest}
-    return layer | known | {"p_values": metrics["best"]["p_values"]}
+    known = {"smallest_share": smallest, "largest_share": largest, "p_values": metrics["best"]["p_values"]}
+    return layer | known | {"most": {category: groups.most(layer, category) for category in groups.CATEGORIES}}
 
 
 def _comparable(claim: Claim, model: str, corpus: str, path: Path) -> bool:
