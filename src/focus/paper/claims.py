@@ -1,8 +1,8 @@
 """The paper's claims against the results: config/claims.yaml says what decides a claim, this file computes its verdict.
 
-Verdicts: reproduced; within tolerance; contradicted; undecided (the difference is within its error); mixed over seeds
-or models; not comparable (a printed value, but other models or text here); not run. The last three and undecided are
-never a pass.
+Verdicts: reproduced; within tolerance; contradicted; undecided (the difference is within its error); mixed over seeds,
+models or texts; not comparable (a printed value, but other models or text here); not run. The last three and undecided
+are never a pass.
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ def write(
 def decide(claim: Claim, known: Evidence) -> dict:
     """The claim with its verdict, and the case behind it for each model and corpus."""
     cases = _cases(claim, known)
-    verdict = agreed([case["verdict"] for case in cases if case["verdict"] != "not run"], "models")
+    run = [case for case in cases if case["verdict"] != "not run"]
+    verdict = agreed(
+        [case["verdict"] for case in run], "models" if len({case["model"] for case in run}) > 1 else "texts"
+    )
     numbers = {name: printed.number(name) for name in claim.printed}
     return claim.model_dump() | {"printed": numbers, "verdict": verdict or "not run", "cases": cases}
 

@@ -32,7 +32,7 @@ def page(decided: list[dict], known: Evidence) -> tuple[list[layout.Grid], list[
         "Verdicts are computed from result files at this scale. A verdict about a stand-in is about the stand-in.",
         "Not comparable: a printed value whose model or text is not run here; ours is shown, not judged.",
         "Undecided: the difference lies within its error. Several numbers in a cell: one a seed. Seeds that disagree "
-        "make a verdict mixed, and so do models.",
+        "make a verdict mixed, and so do models and texts.",
         "Not run: no result here decides it; the cell says what is missing.",
         "Arithmetic: computed from the models' shapes or from what the paper prints, so the same at every scale.",
         "A claim about speed must hold in every case timed; the one that decides is shown. Ratios on this machine "
@@ -89,15 +89,18 @@ def _printed(claim: dict) -> str:
 def _cell(claim: dict, model: str) -> str:
     """What was measured on a model, led by its verdict where that is not the claim's.
 
-    What is missing for a claim of no model stands in every column.
+    What is missing for a claim of no model stands in every column; for one decided on other models it is left out.
     """
     shown = []
-    for case in claim["cases"]:
-        if case["model"] in (model, ""):
+    cases = [case for case in claim["cases"] if case["model"] in (model, "")]
+    texts = len([case for case in cases if case["seeds"]]) > 1
+    for case in cases:
+        if case["seeds"] or claim["verdict"] == "not run":
             numbers = dict.fromkeys(_measured(claim, seed["measured"]) for seed in case["seeds"].values())
             text = "; ".join([*numbers, *filter(None, [case["reason"]])])
-            shown.append(text if case["verdict"] == claim["verdict"] else f"{case['verdict']}: {text}")
-    return "; ".join(dict.fromkeys(shown))
+            text = text if case["verdict"] == claim["verdict"] else f"{case['verdict']}: {text}"
+            shown.append(f"{case['corpus']} {text}" if texts else text)
+    return "; ".join(dict.fromkeys(shown)) or "-"
 
 
 def _measured(claim: dict, measured: list[dict]) -> str:

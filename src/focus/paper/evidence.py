@@ -80,8 +80,9 @@ def judged(claim: Claim, measured: list[Measured], comparable: bool, seen: Calla
 
 
 def of_rows(claim: Claim, evidence: Evidence) -> list[dict]:
-    """A case for each model and corpus that the claim is about."""
-    cases = []
+    """A case for each model and corpus that the claim is about, without texts on which a model lacks its rows."""
+    cases: dict[str, list[dict]] = {}
+    lacking: dict[str, dict] = {}
     for model, corpus in dict.fromkeys(key[:2] for key in evidence.entries):
         if claim.only_models and model not in claim.only_models:
             continue
@@ -92,13 +93,19 @@ def of_rows(claim: Claim, evidence: Evidence) -> list[dict]:
         needed = {claim.subject: subject} | ({claim.reference: reference} if claim.reference else {})
         reason = _why_not(claim, model, needed)
         case = empty_case(model, corpus, reason)
-        cases.append(case if reason else case | _row_case(claim, model, corpus, subject, reference))
-    return cases or [empty_case("", "", f"this scale covers no {either(claim.only_models or claim.only_corpora)}")]
+        if None in needed.values():
+            lacking.setdefault(model, case)
+        else:
+            case |= {} if reason else _row_case(claim, model, corpus, subject, reference)
+            cases.setdefault(model, []).append(case)
+    found = [case for model in {**cases, **lacking} for case in cases.get(model, [lacking.get(model)])]
+    return found or [empty_case("", "", f"this scale covers no {either(claim.only_models or claim.only_corpora)}")]
 
 
 def of_attention(claim: Claim, evidence: Evidence) -> list[dict]:
     """One case: attention alone on this machine, at every length, group count and thread count of the claim."""
-    case, timed = empty_case(HERE, "random", "this scale times nothing"), evidence.timed
+    timed, planned = evidence.timed, evidence.experiment.speed
+    case = empty_case(HERE, "random", f"no {speed.RESULT}" if planned else "this scale times nothing")
     if timed is None:
         return [case]
     processor = timed["provenance"]["processor"].lower()
