@@ -12,6 +12,7 @@ from focus.paper.claim import Claim
 from focus.paper.claims import decide
 from focus.paper.evidence import Evidence
 
+SETTINGS = experiment(figures={})
 LEAK = "leak/{model}/{corpus}/{method}/seed{seed}.json"
 BOUND = {
     "id": "x",
@@ -56,7 +57,7 @@ def write(root, method: str, value: float | None, *, model="gpt2-mini", seed=0, 
 
 
 def verdict(root, settings: dict, seeds=(0,)) -> dict:
-    return decide(Claim(**settings), Evidence(experiment(seeds=list(seeds)), root, {}, None))
+    return decide(Claim(**settings), Evidence(SETTINGS.model_copy(update={"seeds": list(seeds)}), root, {}, None))
 
 
 def test_a_claim_reads_a_number_of_every_model_with_a_result(tmp_path):
@@ -204,14 +205,14 @@ def test_the_groups_are_read_at_the_layer_that_their_table_shows(tmp_path, key, 
     assert claim["cases"][0]["seeds"]["0"]["measured"][0]["value"] == value
 
 
-def rows_of(root, change=None, **changes) -> Evidence:
-    """All rows, the training of gpt2-mini's collapse-softmax changed."""
-    settings = experiment(**changes)
+def rows_of(root, *tables, change=None) -> Evidence:
+    """The rows of some tables, the training of gpt2-mini's collapse-softmax changed."""
+    settings = SETTINGS.model_copy(update={"tables": {name: SETTINGS.tables[name] for name in tables}})
     write_results(root, settings)
-    path = root / "training/gpt2-mini/austen/collapse-softmax/seed0/result.json"
-    result = json.loads(path.read_text())
-    result["metrics"] |= change or {}
-    path.write_text(json.dumps(result))
+    if change:
+        path = root / "training/gpt2-mini/austen/collapse-softmax/seed0/result.json"
+        result = json.loads(path.read_text())
+        path.write_text(json.dumps(result | {"metrics": result["metrics"] | change}))
     return evidence.gather(settings, root, partial=False)
 
 
@@ -225,7 +226,7 @@ def rows_of(root, change=None, **changes) -> Evidence:
     ],
 )
 def test_a_short_training_can_confirm_a_collapse_but_not_refute_it(tmp_path, change, horizon, expected):
-    claim = decide(Claim(**ROW | {"horizon": horizon}), rows_of(tmp_path, change))
+    claim = decide(Claim(**ROW | {"horizon": horizon}), rows_of(tmp_path, "table8", change=change))
     assert claim["verdict"] == expected
     case = next(case for case in claim["cases"] if case["model"] == "gpt2-mini")
     assert case["reason"] == ("trained for 50 of 600 steps" if expected == "undecided" else "")
@@ -245,11 +246,11 @@ def test_dominance_and_stability_differ_by_more_than_a_margin(tmp_path, metric, 
     """All other trainings find 40 % in the largest group, and 0.9 of the tokens where they were."""
     ordering = {"kind": "ordering", "limit": None, "relation": "above", "tolerance": 2.0, "margin": margin}
     claim = Claim(**ROW | ordering | {"metric": metric, "reference": "collapse-sinkhorn/soft"})
-    assert decide(claim, rows_of(tmp_path, change))["verdict"] == expected
+    assert decide(claim, rows_of(tmp_path, "table8", change=change))["verdict"] == expected
 
 
 def test_a_training_without_a_probe_tells_no_dominance(tmp_path):
-    known = rows_of(tmp_path)
+    known = rows_of(tmp_path, "headline")
     claim = decide(Claim(**ROW | {"metric": "dominance", "subject": "focus/soft"}), known)
     assert claim["verdict"] == "not run"
     assert "no probe looked at the groups in training" in claim["cases"][0]["reason"]
@@ -258,7 +259,7 @@ def test_a_training_without_a_probe_tells_no_dominance(tmp_path):
 
 
 def test_written_answers_are_paired_by_item(tmp_path):
-    known = rows_of(tmp_path)
+    known = rows_of(tmp_path, "gsm8k")
     change = {"metric": "gsm8k", "subject": "focus/hard-k2", "reference": "pretrained/full", "limit": -60.0}
     claim = Claim(**ROW | change)
     assert decide(claim, known)["verdict"] == "undecided"
@@ -275,7 +276,7 @@ def test_written_answers_are_paired_by_item(tmp_path):
 
 
 def test_a_claim_can_be_about_some_tasks_models_and_texts(tmp_path):
-    known = rows_of(tmp_path)
+    known = rows_of(tmp_path, "table2", "domains")
     tasks = {"metric": "beyond_window", "tasks": ["piqa"], "subject": "pretrained/full", "limit": 3.0}
     claim = decide(Claim(**ROW | tasks | {"only_models": ["gpt2-mini"]}), known)
     assert [case["model"] for case in claim["cases"]] == ["gpt2-mini"]

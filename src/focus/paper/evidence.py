@@ -21,6 +21,7 @@ from focus.paper.verdicts import agreed, judge, worst
 
 HERE = "this machine"
 COMPUTED = "arithmetic"
+UNPLANNED = "this scale has no"
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,8 @@ def judged(claim: Claim, measured: list[Measured], comparable: bool, seen: Calla
 
 
 def of_rows(claim: Claim, evidence: Evidence) -> list[dict]:
-    """A case for each model and corpus that the claim is about, without texts on which a model lacks its rows."""
+    """A case for each model and corpus that the claim is about."""
     cases: dict[str, list[dict]] = {}
-    lacking: dict[str, dict] = {}
     for model, corpus in dict.fromkeys(key[:2] for key in evidence.entries):
         if claim.only_models and model not in claim.only_models:
             continue
@@ -93,13 +93,16 @@ def of_rows(claim: Claim, evidence: Evidence) -> list[dict]:
         needed = {claim.subject: subject} | ({claim.reference: reference} if claim.reference else {})
         reason = _why_not(claim, model, needed)
         case = empty_case(model, corpus, reason)
-        if None in needed.values():
-            lacking.setdefault(model, case)
-        else:
-            case |= {} if reason else _row_case(claim, model, corpus, subject, reference)
-            cases.setdefault(model, []).append(case)
-    found = [case for model in {**cases, **lacking} for case in cases.get(model, [lacking.get(model)])]
+        cases.setdefault(model, []).append(
+            case if reason else case | _row_case(claim, model, corpus, subject, reference)
+        )
+    found = [case for mine in cases.values() for case in _planned(mine)]
     return found or [empty_case("", "", f"this scale covers no {either(claim.only_models or claim.only_corpora)}")]
+
+
+def _planned(cases: list[dict]) -> list[dict]:
+    """A model's cases without the texts on which this scale does not measure it, or the first if it does on none."""
+    return [case for case in cases if not case["reason"].startswith(UNPLANNED)] or cases[:1]
 
 
 def of_attention(claim: Claim, evidence: Evidence) -> list[dict]:
@@ -139,7 +142,7 @@ def _why_not(claim: Claim, model: str, needed: dict[str, Entry | None]) -> str:
         return f"needs {', '.join(claim.models)}"
     for name, entry in needed.items():
         if entry is None:
-            return f"this scale has no row {name} on {model}"
+            return f"{UNPLANNED} row {name} on {model}"
         missing = entry.reason.removeprefix("not run: ")
         if not entry.runs:
             return missing
@@ -152,10 +155,10 @@ def _why_not(claim: Claim, model: str, needed: dict[str, Entry | None]) -> str:
 def _lacking(claim: Claim, run: Run) -> str:
     """What a run would need to tell the claim's metric, or nothing."""
     if claim.metric in BY_TASK and not _tasks(claim, run):
-        return f"this scale has no {either(claim.tasks) if claim.tasks else 'downstream tasks'}"
+        return f"{UNPLANNED} {either(claim.tasks) if claim.tasks else 'downstream tasks'}"
     if claim.metric == "gsm8k" and not run.written:
         reason = run.results.get("generation", {}).get("metrics", {}).get("reason")
-        return reason or "this scale has no written answers"
+        return reason or f"{UNPLANNED} written answers"
     if claim.metric in TRAINED and "dominance" not in run.trained:
         return "no probe looked at the groups in training"
     if claim.metric == "held_out_dominance" and _held_out_dominance(run) is None:
