@@ -1,10 +1,11 @@
 """Claims that rows, other result files and arithmetic decide, on made-up results with known answers."""
 
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
-from paper_results import experiment, write_answers, write_result, write_results
+from paper_results import experiment, scored, write_answers, write_result, write_results
 
 from focus.errors import UserError
 from focus.paper import claim_sources, evidence
@@ -93,6 +94,29 @@ def test_a_change_in_percent_of_the_reference(tmp_path):
     assert measured["value"] == pytest.approx(50)
 
 
+@pytest.mark.parametrize(
+    ("ours", "reference", "value", "error"),
+    [
+        (scored(0.1), scored(0.0), 100 * (math.exp(0.1) - 1), None),
+        ([1, 0, 0, 1], [1, 1, 1, 1], -50, 25),
+        ([1, 0, 1, 1], [1, 0, 1, 1], 0, 25),
+    ],
+)
+def test_lists_of_windows_or_items_are_compared_one_by_one(tmp_path, ours, reference, value, error):
+    """With no item flipped the error is one item of the four."""
+    write(tmp_path, "focus", 0.0, balances={"potentials": ours, "sinkhorn": reference})
+    source = {"result": "leak/{model}/{corpus}/focus/seed{seed}.json", "key": "metrics.balances.potentials"}
+    against = source | {"key": "metrics.balances.sinkhorn"}
+    claim = verdict(tmp_path, ORDERING | {"source": source, "against": against, "paired": True})
+    measured = claim["cases"][0]["seeds"]["0"]["measured"][0]
+    assert measured["value"] == pytest.approx(value)
+    assert measured["error"] == pytest.approx(error) if error else measured["error"] > 0
+    assert claim["unit"] == " %"
+    absent = {"source": source, "against": against | {"key": "metrics.x"}, "paired": True}
+    missing = verdict(tmp_path, ORDERING | absent)
+    assert missing["cases"][0]["reason"] == "leak/gpt2-mini/austen/focus/seed0.json has no list metrics.x"
+
+
 def test_seeds_that_disagree_are_mixed_and_a_missing_one_is_not_run(tmp_path):
     write(tmp_path, "focus", 0.4, seed=0)
     claim = verdict(tmp_path, BOUND, seeds=(0, 1))
@@ -113,6 +137,10 @@ def test_seeds_that_disagree_are_mixed_and_a_missing_one_is_not_run(tmp_path):
         (
             BOUND | {"source": BOUND["source"] | {"key": "metrics.nothing"}},
             "leak/gpt2-mini/austen/focus/seed0.json has no number metrics.nothing",
+        ),
+        (
+            BOUND | {"source": BOUND["source"] | {"error": "metrics.words"}},
+            "leak/gpt2-mini/austen/focus/seed0.json has no number metrics.words for each metrics.change.max",
         ),
         (
             BOUND | {"source": BOUND["source"] | {"key": "metrics.words"}},

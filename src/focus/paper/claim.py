@@ -73,6 +73,7 @@ class Claim(Strict):
     source: Source | Formula | None = None
     against: Source | None = None
     percent: bool = False
+    paired: bool = False
     relation: Literal["below", "above", "at_most", "at_least"] | None = None
     limit: float | None = None
     shortest: int | None = None
@@ -143,6 +144,8 @@ class Claim(Strict):
         needed |= self.metric in ("accuracy", "gsm8k") and self.kind != "value"
         if other is None and needed and self.metric != "arithmetic":
             raise ValueError(f"reference: expected method/variant for {self.kind} of {self.metric}, got none")
+        if ((self.percent or self.paired) and self.against is None) or (self.percent and self.paired):
+            raise ValueError("percent and paired: expected one of them at most, and against beside it")
         if other is not None and (self.metric == "source") != (self.against is not None):
             raise ValueError(f"against belongs to metric source, reference to the others, got {self.metric}")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import fmean
 
 from focus.errors import UserError
-from focus.paper import groups
+from focus.paper import groups, statistics
 from focus.paper.claim import Claim, Source
 from focus.paper.evidence import HERE, Evidence, empty_case, judged
 from focus.paper.statistics import Measured
@@ -111,8 +111,9 @@ def _case(claim: Claim, evidence: Evidence, model: str, corpus: str, found: list
         if str(seed) not in {match["seed"] for match in found}:
             return case | {"reason": f"no {_path(claim.source, found[0] | {'seed': str(seed)})}"}
     for match in found:
-        first = _read(claim.source, match, evidence.root)
-        second = _read(claim.against, match, evidence.root) if claim.against else None
+        read = _lists if claim.paired else _numbers
+        first = read(claim.source, match, evidence.root)
+        second = read(claim.against, match, evidence.root) if claim.against else None
         if isinstance(first, str) or isinstance(second, str):
             return case | {"reason": first if isinstance(first, str) else second}
         results += [match["path"]] + ([_path(claim.against, match)] if claim.against else [])
@@ -124,24 +125,34 @@ def _case(claim: Claim, evidence: Evidence, model: str, corpus: str, found: list
     return case | {"verdict": verdict, "seeds": seeds, "results": list(dict.fromkeys(results))}
 
 
-def _compared(
-    claim: Claim, first: list[Measured], second: list[Measured] | None, match: dict[str, str]
-) -> Iterator[Measured]:
-    """The numbers, or their differences (percent of the reference if the claim says so), errors in quadrature."""
-    stars = [value for key, value in match.items() if key.isdigit()]
-    others = second if second is not None and len(second) == len(first) else (second or [None]) * len(first)
+def _compared(claim: Claim, first: list, second: list | None, match: dict[str, str]) -> Iterator[Measured]:
+    """The numbers, or their changes against the reference's: paired, in percent, or as differences."""
     if second is not None and len(second) not in (1, len(first)):
-        raise UserError(
-            f"{match['path']}: expected one number in {claim.against.key} or {len(first)}, got {len(second)}"
-        )
-    for one, other in zip(first, others, strict=False):
-        name = ", ".join(filter(None, [*stars, one.name]))
-        if other is None:
-            yield Measured(name, one.value, one.error)
-        else:
-            scale = 100 / other.value if claim.percent else 1.0
-            error = math.hypot(one.error, other.error * (one.value / other.value if claim.percent else 1.0))
-            yield Measured(name, scale * (one.value - other.value), abs(scale) * error)
+        where = f"{match['path']}: against"
+        raise UserError(f"{where}: expected one value of {claim.against.key} or {len(first)}, got {len(second)}")
+    others = second * len(first) if second and len(second) == 1 else second or [None] * len(first)
+    for one, other in zip(first, others, strict=True):
+        value, error = _change(claim, one, other) if other else one[1:]
+        names = [value for key, value in match.items() if key.isdigit()] + [one[0]]
+        yield Measured(", ".join(filter(None, names)), value, error)
+
+
+def _change(claim: Claim, one: tuple, other: tuple) -> tuple[float, float]:
+    """The change and its standard error; of unpaired numbers the errors in quadrature."""
+    if claim.paired:
+        return _paired(one[1], other[1])
+    factor = 100 / other[1] if claim.percent else 1.0
+    error = math.hypot(one[2], other[2] * (one[1] / other[1] if claim.percent else 1.0))
+    return factor * (one[1] - other[1]), abs(factor) * error
+
+
+def _paired(ours: list, reference: list) -> tuple[float, float]:
+    """Of scored windows the change of perplexity in percent, of items right or wrong that of accuracy in points."""
+    if ours and isinstance(ours[0], dict):
+        ratio = statistics.compare(ours, reference)
+        return 100 * (ratio.value - 1), 100 * (ratio.error or 0.0)
+    flips = statistics.flips(ours, reference)
+    return 100 * flips.change, 100 * max(flips.error, 1 / flips.items)
 
 
 def _path(source: Source, match: dict[str, str]) -> str:
@@ -151,26 +162,42 @@ def _path(source: Source, match: dict[str, str]) -> str:
     return re.sub(r"\*", lambda _: next(stars, "*"), filled)
 
 
-def _read(source: Source, match: dict[str, str], root: Path) -> list[Measured] | str:
+def _content(source: Source, match: dict[str, str], root: Path) -> dict | str:
+    """The JSON of a source's file, or why there is none."""
+    path = root / _path(source, match)
+    if not path.exists():
+        return f"no {_path(source, match)}"
+    result = read_result(path)
+    return result | ({"best": _best_layer(result["metrics"])} if result["experiment"] == "groups" else {})
+
+
+def _numbers(source: Source, match: dict[str, str], root: Path) -> list[Measured] | str:
     """The numbers that a source names in one file, or why there are none."""
-    path = _path(source, match)
-    if not (root / path).exists():
-        return f"no {path}"
-    result = read_result(root / path)
-    content = result | ({"best": _best_layer(result["metrics"])} if result["experiment"] == "groups" else {})
-    values, errors = (look_up(content, key) if key else [] for key in (source.key, source.error))
+    content = _content(source, match, root)
+    if isinstance(content, str):
+        return content
+    values = look_up(content, source.key)
     numbers = [(name, value) for name, value in values if _number(value)]
     if not numbers or len(numbers) < len(values):
-        return f"{path} has no number {source.key}"
+        return f"{_path(source, match)} has no number {source.key}"
     if source.over:
         numbers = [("", REDUCE[source.over]([value for _, value in numbers]))]
-    spread = [value if _number(value) else 0.0 for _, value in errors] or [0.0] * len(numbers)
-    if len(spread) != len(numbers):
-        raise UserError(f"{path}: expected {len(numbers)} numbers in {source.error}, got {len(spread)}")
+    errors = [value for _, value in look_up(content, source.error)] if source.error else [0.0] * len(numbers)
+    if len(errors) != len(numbers) or not all(each is None or _number(each) for each in errors):
+        return f"{_path(source, match)} has no number {source.error} for each {source.key}"
     return [
-        Measured(name, source.factor * value, abs(source.factor) * error)
-        for (name, value), error in zip(numbers, spread, strict=True)
+        Measured(name, source.factor * value, abs(source.factor) * (error or 0.0))
+        for (name, value), error in zip(numbers, errors, strict=True)
     ]
+
+
+def _lists(source: Source, match: dict[str, str], root: Path) -> list[tuple[str, list]] | str:
+    """The lists of windows or items that a source names in one file, or why there are none."""
+    content = _content(source, match, root)
+    if isinstance(content, str):
+        return content
+    found = [(name, value) for name, value in look_up(content, source.key) if isinstance(value, list) and value]
+    return found or f"{_path(source, match)} has no list {source.key}"
 
 
 def _number(value: object) -> bool:

@@ -48,7 +48,9 @@ def decide(claim: Claim, known: Evidence) -> dict:
         [case["verdict"] for case in run], "models" if len({case["model"] for case in run}) > 1 else "texts"
     )
     numbers = {name: printed.number(name) for name in claim.printed}
-    return claim.model_dump() | {"printed": numbers, "verdict": verdict or "not run", "cases": cases}
+    decided = claim.model_dump() | {"printed": numbers, "verdict": verdict or "not run", "cases": cases}
+    said = {"rule": claims_page.rule, "quantity": claims_page.quantity, "unit": claims_page.unit}
+    return decided | {name: words(decided) for name, words in said.items()}
 
 
 def _cases(claim: Claim, known: Evidence) -> list[dict]:

@@ -13,7 +13,8 @@ from focus.paper.verdicts import worst
 VERDICTS = ("reproduced", "within tolerance", "contradicted", "mixed", "undecided", "not comparable", "not run")
 CONTROLS = "Controls that the paper lacks"
 DIGITS = {"stability": 3, "trained_parameters": 0}
-UNITS = dict.fromkeys(("perplexity", "stability", "trained_parameters"), "")
+PLAIN = ("perplexity", "stability", "trained_parameters", "source", "arithmetic", *speed.METRICS)
+"""Metrics whose numbers have no unit but their claim's."""
 
 
 def page(decided: list[dict], known: Evidence) -> tuple[list[layout.Grid], list[str]]:
@@ -40,7 +41,7 @@ def page(decided: list[dict], known: Evidence) -> tuple[list[layout.Grid], list[
         "Changes of perplexity are percent, changes of accuracy points, of several tasks the one that decides; each "
         "with its standard error. The largest group and stability have none within a seed.",
     ]
-    rules = [[claim["id"], claim["place"], _rule(claim)] for claim in decided]
+    rules = [[claim["id"], claim["place"], f"{rule(claim)} ({claim['reason']})."] for claim in decided]
     return [*grids, layout.Grid("How each is decided", ["Claim", "Place", "Rule"], rules, text=3)], notes
 
 
@@ -110,9 +111,8 @@ def _measured(claim: dict, measured: list[dict]) -> str:
     if metric in BY_TASK:
         text = _of_task(claim, deciding)
     elif metric in ("source", "arithmetic"):
-        spread, unit = f" ± {error:.2g}" if error else "", " %" if claim["percent"] else claim["unit"]
-        number = f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.4g}"
-        text = f"{name}: " * bool(name) + f"{number}{spread} {unit}".rstrip()
+        number, spread = f"{value:,.0f}" if abs(value) >= 10000 else f"{value:.4g}", f" ± {error:.2g}" if error else ""
+        text = f"{name}: " * bool(name) + f"{number}{spread}{claim['unit']}"
     elif metric in speed.METRICS:
         text = f"{name}: {value:.{4 if metric == 'cosine' else 2}f}"
     elif metric == "perplexity" and claim["reference"]:
@@ -122,7 +122,7 @@ def _measured(claim: dict, measured: list[dict]) -> str:
     else:
         sign = "+" if claim["reference"] else ""
         text = f"{value:{sign},.{DIGITS.get(metric, 1)}f}" + f" ± {error:.1f}" * (metric == "gsm8k")
-        text += UNITS.get(metric, " points" if claim["reference"] else " %")
+        text += claim["unit"]
     return text
 
 
@@ -135,34 +135,46 @@ def _of_task(claim: dict, deciding: dict) -> str:
     return f"{task} {number} ± {deciding['error']:.1f} {'points' if change else '%'} ({sample})"
 
 
-def _rule(claim: dict) -> str:
-    tolerance, what = f"{claim['tolerance']:g}", _what(claim)
-    other = claim["reference"] or (claim["against"] and claim["against"]["key"])
+def rule(claim: dict) -> str:
+    """What decides a claim."""
+    tolerance, other = f"{claim['tolerance']:g}", claim["reference"] or (claim["against"] and claim["against"]["key"])
+    measured = quantity(claim | {"reference": None, "against": None})
     limit, change = f"{claim['relation'] or ''}".replace("_", " "), f", change from `{other}`," if other else ""
     margin = f" and {claim['margin']:g}" if claim["margin"] else ""
     held = f" on {', '.join(claim['models'])}" if claim["models"] else ""
     same = f"equals `{other}`" if other else "is 0"
-    rule = {
-        "ordering": f"{what} {limit} `{other}` by more than {tolerance} standard errors{margin}",
-        "identity": f"{what} {same}, tolerance {tolerance}",
-        "bound": f"{what}{change} {limit} {claim['limit']}, tolerance {tolerance}",
-        "value": f"{what} within {tolerance} % of the printed value{held}",
+    said = {
+        "ordering": f"{measured} {limit} `{other}` by more than {tolerance} standard errors{margin}",
+        "identity": f"{measured} {same}, tolerance {tolerance}",
+        "bound": f"{measured}{change} {limit} {claim['limit']}, tolerance {tolerance}",
+        "value": f"{measured} within {tolerance} % of the printed value{held}",
     }[claim["kind"]]
     only = [*claim["only_models"], *claim["only_corpora"], *(TASKS[task] for task in claim["tasks"])]
     scope = f", only {either(only)}" if only else ""
     steps = f", undecided below {claim['horizon']} steps unless it holds" if claim["horizon"] else ""
-    return f"{claim['kind']}; {rule}{lengths(claim['shortest'], claim['longest'])}{scope}{steps} ({claim['reason']})."
+    return f"{claim['kind']}; {said}{lengths(claim['shortest'], claim['longest'])}{scope}{steps}"
 
 
-def _what(claim: dict) -> str:
-    """What is measured, and where."""
-    source = claim["source"]
+def quantity(claim: dict) -> str:
+    """What is measured, and where; of a comparison, against what."""
+    source, other = claim["source"], claim["reference"] or (claim["against"] and claim["against"]["key"])
     if claim["metric"] == "arithmetic":
-        given = ", ".join(f"{key}={value}" for key, value in source["arguments"].items())
-        return f"`{source['function']}({given})`"
-    if claim["metric"] == "source":
-        return f"`{source['key']}` of `{source['result']}`"
-    return f"{claim['metric'].replace('_', ' ')} of `{claim['subject']}`"
+        found = f"`{source['function']}({', '.join(f'{key}={value}' for key, value in source['arguments'].items())})`"
+    elif claim["metric"] == "source":
+        found = f"`{source['key']}` of `{source['result']}`"
+    else:
+        found = claim["metric"].replace("_", " ") + (f" of `{claim['subject']}`" if claim["subject"] else "")
+    return f"change of {found} from `{other}`" if other else found
+
+
+def unit(claim: dict) -> str:
+    """What follows a claim's numbers, with a space before it."""
+    changes, metric = bool(claim["reference"] or claim["against"]), claim["metric"]
+    if claim["unit"]:
+        return f" {claim['unit']}"
+    if claim["percent"] or claim["paired"] or (metric == "perplexity" and changes):
+        return " %"
+    return "" if metric in PLAIN else " points" if changes else " %"
 
 
 def _short(verdict: str) -> str:

@@ -37,11 +37,12 @@ class Evidence:
 def gather(experiment: Experiment, root: Path, partial: bool) -> Evidence:
     """All rows of all exhibits, each with every measure that some exhibit takes of it.
 
-    A figure of dominance has no rows with results. Raises UserError when a result is missing, unless `partial`.
+    A figure of dominance has no rows with results, and one that this run does not make has none here. Raises UserError
+    when a result is missing, unless `partial`.
     """
     found: dict[tuple, Entry] = {}
     exhibits = [*experiment.tables.values(), *experiment.figures.values()]
-    for exhibit in [each for each in exhibits if each.shows != "dominance"]:
+    for exhibit in [each for each in exhibits if each.shows != "dominance" and experiment.made(each)]:
         for entry in rows.gather(exhibit, experiment, root, partial=partial):
             key = (entry.model, entry.corpus, f"{entry.row.method}/{entry.row.variant}")
             found[key] = _merged(found[key], entry) if key in found else entry
