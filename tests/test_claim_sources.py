@@ -100,6 +100,7 @@ def test_a_change_in_percent_of_the_reference(tmp_path):
         (scored(0.1), scored(0.0), 100 * (math.exp(0.1) - 1), None),
         ([1, 0, 0, 1], [1, 1, 1, 1], -50, 25),
         ([1, 0, 1, 1], [1, 0, 1, 1], 0, 25),
+        ({"correct": [1], "correct_norm": [0, 0]}, {"correct": [0], "correct_norm": [1, 1]}, -100, 50),
     ],
 )
 def test_lists_of_windows_or_items_are_compared_one_by_one(tmp_path, ours, reference, value, error):
@@ -115,6 +116,15 @@ def test_lists_of_windows_or_items_are_compared_one_by_one(tmp_path, ours, refer
     absent = {"source": source, "against": against | {"key": "metrics.x"}, "paired": True}
     missing = verdict(tmp_path, ORDERING | absent)
     assert missing["cases"][0]["reason"] == "leak/gpt2-mini/austen/focus/seed0.json has no list metrics.x"
+
+
+def test_a_reference_with_one_seed_serves_all(tmp_path):
+    for seed, value in ((0, 1.0), (1, 3.0)):
+        write(tmp_path, "focus", value, seed=seed)
+    write(tmp_path, "focus-paper", 2.0, seed=0)
+    assert verdict(tmp_path, ORDERING, seeds=(0, 1))["verdict"] == "mixed over seeds"
+    write(tmp_path, "focus-paper", 4.0, seed=1)
+    assert verdict(tmp_path, ORDERING, seeds=(0, 1))["verdict"] == "reproduced"
 
 
 def test_seeds_that_disagree_are_mixed_and_a_missing_one_is_not_run(tmp_path):

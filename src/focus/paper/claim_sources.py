@@ -113,10 +113,11 @@ def _case(claim: Claim, evidence: Evidence, model: str, corpus: str, found: list
     for match in found:
         read = _lists if claim.paired else _numbers
         first = read(claim.source, match, evidence.root)
-        second = read(claim.against, match, evidence.root) if claim.against else None
+        other = _beside(claim.against, match, evidence.root) if claim.against else match
+        second = read(claim.against, other, evidence.root) if claim.against else None
         if isinstance(first, str) or isinstance(second, str):
             return case | {"reason": first if isinstance(first, str) else second}
-        results += [match["path"]] + ([_path(claim.against, match)] if claim.against else [])
+        results += [match["path"]] + ([_path(claim.against, other)] if claim.against else [])
         comparable = comparable and _comparable(claim, model, corpus, evidence.root / match["path"])
         by_seed.setdefault(match.get("seed", ""), []).extend(_compared(claim, first, second, match))
     for seed, measured in sorted(by_seed.items()):
@@ -153,6 +154,12 @@ def _paired(ours: list, reference: list) -> tuple[float, float]:
         return 100 * (ratio.value - 1), 100 * (ratio.error or 0.0)
     flips = statistics.flips(ours, reference)
     return 100 * flips.change, 100 * max(flips.error, 1 / flips.items)
+
+
+def _beside(source: Source, match: dict[str, str], root: Path) -> dict[str, str]:
+    """The wildcards of a reference's file: its seed is the same, or the only one that it has."""
+    seeds = [each["seed"] for each in matches(_path(source, match | {"seed": "{seed}"}), root) if "seed" in each]
+    return match | {"seed": seeds[0]} if len(seeds) == 1 else match
 
 
 def _path(source: Source, match: dict[str, str]) -> str:
@@ -192,12 +199,18 @@ def _numbers(source: Source, match: dict[str, str], root: Path) -> list[Measured
 
 
 def _lists(source: Source, match: dict[str, str], root: Path) -> list[tuple[str, list]] | str:
-    """The lists of windows or items that a source names in one file, or why there are none."""
+    """The lists of windows or items, or the tasks, that a source names in one file, or why there are none."""
     content = _content(source, match, root)
     if isinstance(content, str):
         return content
-    found = [(name, value) for name, value in look_up(content, source.key) if isinstance(value, list) and value]
+    values = look_up(content, source.key)
+    values = [(name, statistics.scored(each) if _is_task(each) else each) for name, each in values]
+    found = [(name, value) for name, value in values if isinstance(value, list) and value]
     return found or f"{_path(source, match)} has no list {source.key}"
+
+
+def _is_task(value: object) -> bool:
+    return isinstance(value, dict) and "correct" in value
 
 
 def _number(value: object) -> bool:
