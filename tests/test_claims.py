@@ -86,6 +86,20 @@ def test_an_ordering_and_its_opposite_never_both_hold(value, error):
     assert found in ({"reproduced", "contradicted"}, {"undecided"}, {"contradicted"})
 
 
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (["reproduced", "reproduced"], "reproduced"),
+        (["reproduced", "within tolerance"], "within tolerance"),
+        (["reproduced", "undecided"], "mixed over seeds"),
+        (["within tolerance", "contradicted"], "mixed over seeds"),
+        ([], ""),
+    ],
+)
+def test_seeds_must_agree(found, verdict):
+    assert verdicts_of.agreed(found, "seeds") == verdict
+
+
 def test_verdicts_follow_the_results(tmp_path):
     settings = experiment()
     shifts = {"focus-paper/soft": -0.1, "focus-paper/hard-k1": 0.8, "focus-paper/hard-k2": 0.1}

@@ -27,13 +27,14 @@ def write(
     *,
     partial: bool = False,
 ) -> None:
-    """Write the verdicts as JSON and as a page: Markdown, and HTML beside it.
+    """Write the verdicts as JSON, a line a claim, and as a page: Markdown, and HTML beside it.
 
     Raises UserError when a result that the scale names is missing, unless `partial`.
     """
     known = evidence.gather(experiment, results_root, partial)
     decided = [decide(claim, known) for claim in load(claims_file)]
-    content = json.dumps({"scale": experiment.scale, "claims": decided}, indent=2, ensure_ascii=False)
+    lines = ",\n".join(json.dumps(claim, ensure_ascii=False) for claim in decided)
+    content = f'{{"scale": {json.dumps(experiment.scale)}, "claims": [\n{lines}\n]}}'
     title, page = f"Claims at scale {experiment.scale}", claims_page.page(decided, known)
     write_atomically(Path(output_json), content + "\n")
     write_atomically(Path(output_markdown), layout.markdown(title, *page))

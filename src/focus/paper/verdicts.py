@@ -23,8 +23,14 @@ def worst(verdicts: list[str]) -> str:
 
 
 def agreed(verdicts: list[str], over: str) -> str:
-    """The verdict that all give, else that they are mixed over seeds or models; nothing for none."""
-    return verdicts[0] if len(set(verdicts)) == 1 else f"mixed over {over}" if verdicts else ""
+    """The verdict that all give, else that they are mixed over seeds, models or texts; nothing for none.
+
+    What some reproduce and the others come near is within tolerance.
+    """
+    found = set(verdicts)
+    if found == {"reproduced", "within tolerance"}:
+        return "within tolerance"
+    return verdicts[0] if len(found) == 1 else f"mixed over {over}" if found else ""
 
 
 def _ordering(claim: Claim, value: float, error: float) -> str:
