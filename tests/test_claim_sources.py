@@ -189,6 +189,14 @@ def test_every_file_and_every_entry_that_an_asterisk_finds_has_to_hold(tmp_path)
     assert verdict(tmp_path, mean)["verdict"] == "reproduced"
 
 
+def test_every_file_that_an_asterisk_finds_needs_every_seed(tmp_path):
+    for length, seed in (("T16", 0), ("T16", 1), ("T64", 0)):
+        write(tmp_path, length, 0.1, seed=seed)
+    source = {"result": "leak/{model}/{corpus}/*/seed{seed}.json", "key": "metrics.change.max"}
+    case = verdict(tmp_path, BOUND | {"source": source}, seeds=(0, 1))["cases"][0]
+    assert (case["verdict"], case["reason"]) == ("not run", "no leak/gpt2-mini/austen/T64/seed1.json")
+
+
 @pytest.mark.parametrize(
     ("key", "expected"),
     [

@@ -104,12 +104,14 @@ def _seeds(claim: Claim, evidence: Evidence, model: str | None) -> list[int]:
 
 def _case(claim: Claim, evidence: Evidence, model: str, corpus: str, found: list[dict[str, str]]) -> dict:
     """The verdict on one model and corpus, seed by seed; what is missing makes it not run."""
-    case, seeds, results = empty_case(model, corpus, ""), {}, []
+    case, seeds, results, wanted = empty_case(model, corpus, ""), {}, [], _seeds(claim, evidence, model)
     by_seed: dict[str, list[Measured]] = {}
     comparable = True
-    for seed in _seeds(claim, evidence, model) if "seed" in found[0] else []:
-        if str(seed) not in {match["seed"] for match in found}:
-            return case | {"reason": f"no {_path(claim.source, found[0] | {'seed': str(seed)})}"}
+    present = {match["path"] for match in found}
+    seeded = found if "seed" in found[0] else []
+    for path in (_path(claim.source, match | {"seed": str(seed)}) for match in seeded for seed in wanted):
+        if path not in present:
+            return case | {"reason": f"no {path}"}
     for match in found:
         read = _lists if claim.paired else _numbers
         first = read(claim.source, match, evidence.root)

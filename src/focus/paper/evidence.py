@@ -72,8 +72,10 @@ def empty_case(model: str, corpus: str, reason: str) -> dict:
     return {"model": model, "corpus": corpus, "verdict": "not run", "reason": reason, "seeds": {}, "results": []}
 
 
-def judged(claim: Claim, measured: list[Measured], comparable: bool, seen: Callable[[Measured], dict] = lambda _: {}):
-    """One seed: its verdict, and each number with its own."""
+def judged(
+    claim: Claim, measured: list[Measured], comparable: bool, seen: Callable[[Measured], dict] = lambda _: {}
+) -> dict:
+    """One seed: its verdict, and each number with its own, beside what else was `seen` of it."""
     each = [
         one._asdict() | {"verdict": judge(claim, one.value, one.error) if comparable else "not comparable"} | seen(one)
         for one in measured
