@@ -49,9 +49,11 @@ def decided(claim, rows: set[tuple]) -> set[tuple]:
 def outputs() -> list[str]:
     """The result files that the workflow's rules write, below a scale's folder, with their wildcards."""
     rules = "\n".join(path.read_text() for path in sorted((REPOSITORY / "workflow/rules").glob("*.smk")))
-    written = re.findall(r'^\s*(?:output:\s*|\w+=|\w+ = )?f?"<results>/([^"]+\.json)",?$', rules, re.MULTILINE)
-    fixed = re.findall(r'^\w+_RESULT = "<results>/([^"]+\.json)"', rules, re.MULTILINE)
-    return [path for path in dict.fromkeys([*written, *fixed]) if not path.startswith(MANIFESTS)]
+    named = dict(re.findall(r'^(\w+) = "<results>/([^"]+\.json)"', rules, re.MULTILINE))
+    blocks = [block for _, block in re.findall(r"^( *)output:\n((?:\1 {4}.*\n)+)", rules, re.MULTILINE)]
+    written = [path for block in blocks for path in re.findall(r'"<results>/([^"]+\.json)"', block)]
+    written += [path for name, path in named.items() if any(name in block for block in blocks)]
+    return [path for path in dict.fromkeys(written) if not path.startswith(MANIFESTS)]
 
 
 def same_file(pattern: str, output: str) -> bool:
@@ -80,6 +82,7 @@ def read_by(claim) -> list[str]:
 
 def test_the_rules_write_what_this_test_knows():
     assert {"groups/{model}/{corpus}/{method}/seed{seed}.json", speed.RESULT, "speed/methods.json"} <= set(outputs())
+    assert all(path.partition("/")[0].isidentifier() for path in outputs())
     assert same_file("leak/{model}/*/seed{seed}.json", "leak/{model}/{method}/seed{seed}.json")
     assert not same_file("leak/{model}/seed{seed}.json", "bits/{model}/seed{seed}.json")
     assert not same_file("leak/{model}.json", "leak/{model}/{method}.json")
