@@ -8,7 +8,8 @@ from paper_results import REPOSITORY, experiment, write_results, write_speed
 
 from focus.errors import UserError
 from focus.paper import claims
-from focus.paper.claims import Claim
+from focus.paper import verdicts as verdicts_of
+from focus.paper.claim import Claim
 
 CLAIMS = REPOSITORY / "config/claims.yaml"
 ORDERING = {
@@ -76,13 +77,27 @@ def verdicts(root, settings, **options) -> dict[str, dict]:
     ],
 )
 def test_verdicts(settings, value, error, verdict):
-    assert claims.judge(Claim(**settings), value, error) == verdict
+    assert verdicts_of.judge(Claim(**settings), value, error) == verdict
 
 
 @given(value=st.floats(-100, 100), error=st.floats(0, 10))
 def test_an_ordering_and_its_opposite_never_both_hold(value, error):
-    found = {claims.judge(Claim(**ORDERING | {"relation": name}), value, error) for name in ("below", "above")}
+    found = {verdicts_of.judge(Claim(**ORDERING | {"relation": name}), value, error) for name in ("below", "above")}
     assert found in ({"reproduced", "contradicted"}, {"undecided"}, {"contradicted"})
+
+
+@pytest.mark.parametrize(
+    ("found", "verdict"),
+    [
+        (["reproduced", "reproduced"], "reproduced"),
+        (["reproduced", "within tolerance"], "within tolerance"),
+        (["reproduced", "undecided"], "mixed over seeds"),
+        (["within tolerance", "contradicted"], "mixed over seeds"),
+        ([], ""),
+    ],
+)
+def test_seeds_must_agree(found, verdict):
+    assert verdicts_of.agreed(found, "seeds") == verdict
 
 
 def test_verdicts_follow_the_results(tmp_path):
@@ -206,14 +221,22 @@ def test_the_page_shows_statement_number_and_rule(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"verdict": "reproduced"}, r"claims.x.verdict: there is no such key"),
-        ({"kind": "guess"}, r"claims.x.kind: expected value, ordering, identity or bound, got guess"),
-        ({"metric": "speedup"}, r"claims.x.kind: expected bound or value for metric speedup, got ordering"),
+        ({"verdict": "reproduced"}, r"claims.x.verdict: Extra inputs"),
+        ({"kind": "guess"}, r"claims.x.kind: Input should be"),
+        ({"metric": "speedup"}, r"claims.x: kind: expected bound or value for metric speedup, got ordering"),
         ({"shortest": 1024}, r"claims.x: shortest and longest belong to speedup and cosine, got perplexity"),
-        ({"relation": "at_most"}, r"claims.x.relation: expected one of"),
-        ({"reference": None}, r"claims.x.reference: expected method/variant"),
+        ({"relation": "at_most"}, r"claims.x: relation: expected one of"),
+        ({"reference": None}, r"claims.x: reference: expected method/variant"),
         ({"limit": 1.0}, r"claims.x: limit belongs to kind bound"),
-        ({"metric": "pairs_kept"}, r"claims.x.reference: expected none for metric pairs_kept"),
+        ({"metric": "pairs_kept"}, r"claims.x: reference: expected none for metric pairs_kept"),
+        ({"margin": 1.0, "kind": "identity", "relation": None}, r"claims.x: margin belongs to kind ordering"),
+        ({"horizon": 600}, r"claims.x: horizon belongs to metric collapse"),
+        ({"tasks": ["piqa"]}, r"claims.x: tasks belong to accuracy and beyond_window, got perplexity"),
+        ({"source": {"result": "a.json", "key": "b"}}, r"claims.x: source: expected one of metric source"),
+        ({"against": {"result": "a.json", "key": "b"}}, r"claims.x: against belongs to metric source"),
+        ({"percent": True}, r"claims.x: percent and paired: expected one of them at most, and against beside it"),
+        ({"subject": None}, r"claims.x: subject: expected method/variant, or a source instead, got None"),
+        ({"metric": None, "subject": None}, r"claims.x.metric: Input should be"),
         ({"printed": ["table1.focus.nothing"]}, r"expected a printed number, got table1.focus.nothing"),
     ],
 )
@@ -223,6 +246,34 @@ def test_bad_claims_are_refused_in_one_line(tmp_path, change, message):
     with pytest.raises(UserError, match=message) as error:
         claims.load(path)
     assert "\n" not in str(error.value)
+
+
+def test_an_entry_stands_for_one_claim_each(tmp_path):
+    path = tmp_path / "claims.yaml"
+    each = {"a": {"name": "Everything"}, "b": {"relation": "above"}}
+    path.write_text(yaml.safe_dump({"claims": [ORDERING | {"id": "T.", "statement": "{name} holds.", "each": each}]}))
+    found = [(claim.id, claim.statement, claim.relation) for claim in claims.load(path)]
+    assert found == [("T.a", "Everything holds.", "below"), ("T.b", "b holds.", "above")]
+    each["b"]["kind"] = "guess"
+    path.write_text(yaml.safe_dump({"claims": [ORDERING | {"id": "T.", "each": each}]}))
+    with pytest.raises(UserError, match=r"claims.T.b.kind: Input should be"):
+        claims.load(path)
+
+
+def test_the_page_begins_with_the_counts_and_has_a_section_for_each_place(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings)
+    found = verdicts(tmp_path, settings)
+    page = (tmp_path / "claims.md").read_text()
+    headings = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
+    places = list(dict.fromkeys(claim["place"] for claim in found.values() if claim["origin"] == "paper"))
+    assert headings == ["Verdicts", *places, "Controls that the paper lacks", "How each is decided"]
+    strip = next(line for line in page.splitlines() if line.startswith("| Table 7 "))
+    counts = [int(cell.strip().replace("-", "0")) for cell in strip.strip("| ").split("|")[1:]]
+    assert counts[0] == sum(counts[1:]) == sum(claim["place"] == "Table 7" for claim in found.values())
+    once = next(line for line in page.splitlines() if line.startswith("| T7.counted-once"))
+    assert " 16.67 % of pairs " in once
+    assert found["T7.counted-once"]["unit"] == " % of pairs"
 
 
 def test_a_claim_file_without_claims_or_with_one_twice_is_refused(tmp_path):

@@ -189,12 +189,21 @@ def figure(name: str, scale: Scale, results: Results, output: Prefix) -> None:
 
 
 @app.command()
-def claims(claims_file: Path, scale: Scale, results: Results, output: Output, markdown: Output) -> None:
+def claims(
+    claims_file: Path,
+    scale: Scale,
+    results: Results,
+    output: Output,
+    markdown: Output,
+    partial: Annotated[bool, typer.Option("--partial", help="a missing result is a claim not run, no error")] = False,
+) -> None:
     """Give each claim of CLAIMS_FILE its verdict, from result files."""
     from focus.config import Experiment
     from focus.paper import claims as verdicts
 
-    verdicts.write(claims_file, _settings(Experiment, scale, "--scale"), results, output, markdown)
+    verdicts.write(
+        claims_file, _settings(Experiment, scale, "--scale"), results, output, markdown, partial=partial
+    )
 
 
 @app.command()

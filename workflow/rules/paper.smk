@@ -75,6 +75,7 @@ rule claims:
             {path for kind, name in EXHIBITS for path in exhibit_results(kind, name)}
         ),
         speed=[SPEED_RESULT] if experiment.speed else [],
+        groups=[GROUPS_RESULT] if GROUPS else [],
     output:
         json="<results>/claims.json",
         md="<results>/claims.md",

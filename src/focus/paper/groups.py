@@ -96,9 +96,14 @@ def frame(result: dict) -> pandas.DataFrame:
 
 
 def punctuation(layer: dict) -> float:
-    """The largest share of punctuation that a group of at least LEAST_OF_EVEN / K of the layer's tokens has."""
+    """The largest share of punctuation; see `most`."""
+    return most(layer, "PUNCT")
+
+
+def most(layer: dict, category: str) -> float:
+    """The largest share of a category that a group of at least LEAST_OF_EVEN / K of the layer's tokens has."""
     least = LEAST_OF_EVEN / len(layer["groups"])
-    return max(group["categories"].get("PUNCT", 0.0) for group in layer["groups"] if group["share"] >= least)
+    return max(group["categories"].get(category, 0.0) for group in layer["groups"] if group["share"] >= least)
 
 
 def shares(layer: dict) -> tuple[float, float]:
