@@ -2,16 +2,25 @@
 
 import hashlib
 import json
+import re
 import signal
 import subprocess
 import sys
 import time
+from io import BytesIO
 from pathlib import Path
 
+import pyarrow
 import pytest
+import torch
 from hub import COMMIT, Hub, git_object
+from pyarrow import parquet
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from focus import hub
+from focus import benchmarks, corpora, hub, models
 
 SHARDS = {f"model-0000{n}-of-00002.safetensors": bytes([n]) * 9000 for n in (1, 2)}
 FILES = SHARDS | {"config.json": b'{"a": 1}', "README.md": b"not wanted", "model.safetensors.index.json": b"{}"}
@@ -158,3 +167,104 @@ def test_git_object_names_are_gits(tmp_path):
     (tmp_path / "file").write_bytes(b"content\n")
     named = subprocess.run(["git", "hash-object", tmp_path / "file"], check=True, capture_output=True, text=True)
     assert hub.git_object(tmp_path / "file") == named.stdout.strip() == git_object(b"content\n")
+
+
+def test_every_source_of_the_registries_names_a_commit():
+    entries = {**models.REGISTRY, **corpora.REGISTRY, **benchmarks.REGISTRY}
+    sources = [source for entry in entries.values() for source in entry.sources if isinstance(source, hub.HubFiles)]
+    assert len(sources) > 10
+    for source in sources:
+        assert re.fullmatch("[0-9a-f]{40}", source.revision), source
+        assert source.patterns or source.pins
+
+
+MODEL = """
+import json, os, sys
+from focus import hub, models
+entry = models.ModelEntry((hub.HubFiles("some/model", sys.argv[1], patterns=("*.json", "model*.safetensors")),),
+                          hub.copy_flat, "none", "")
+models.REGISTRY["tiny"] = entry
+manifest = sys.argv[2]
+if os.environ["HF_HUB_OFFLINE"] == "0":
+    open(manifest, "w").write(json.dumps(models.fetch_model("tiny")))
+model, tokenizer = models.load_model(manifest)
+print(sum(parameter.numel() for parameter in model.parameters()), tokenizer("a b")["input_ids"])
+"""
+
+
+def test_a_sharded_model_comes_from_the_hub_and_loads_offline(tmp_path):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2
+    )
+    model = LlamaForCausalLM(config)
+    model.save_pretrained(tmp_path / "tiny", max_shard_size="8KB")
+    words = Tokenizer(WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?"))
+    words.pre_tokenizer = Whitespace()
+    PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "tiny")
+    files = {path.name: path.read_bytes() for path in (tmp_path / "tiny").iterdir()}
+    assert sum(name.endswith(".safetensors") for name in files) > 1
+    with Hub("some/model", files) as served:
+        arguments = [COMMIT, str(tmp_path / "tiny.json")]
+        cache = {"FOCUS_CACHE": str(tmp_path / "cache"), "home": tmp_path / "hf"}
+        first = served.run(MODEL, *arguments, **cache)
+        assert first.returncode == 0, first.stderr
+        asked = served.asked.copy()
+        second = served.run(MODEL, *arguments, **cache, HF_HUB_OFFLINE="1")
+        assert served.asked == asked
+    expected = f"{sum(parameter.numel() for parameter in model.parameters())} [0, 1]"
+    assert first.stdout.splitlines()[-1] == second.stdout.splitlines()[-1] == expected
+
+
+def parquet_bytes(**columns) -> bytes:
+    buffer = BytesIO()
+    parquet.write_table(pyarrow.table(columns), buffer)
+    return buffer.getvalue()
+
+
+CORPUS = """
+import dataclasses, json, sys
+from focus import corpora, hub
+name, commit, manifest = sys.argv[1:]
+entry = corpora.REGISTRY[name]
+source = dataclasses.replace(entry.sources[0], repository="some/texts", revision=commit)
+corpora.REGISTRY[name] = dataclasses.replace(entry, sources=(source,))
+open(manifest, "w").write(json.dumps(corpora.fetch_corpus(name)))
+found = {split: [[d.name, d.text] for d in corpora.documents(manifest, split)] for split in ("train", "held_out")}
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "expected"),
+    [
+        (
+            "pg19",
+            {
+                "data/train-00000-of-00002-abc.parquet": {"short_book_title": ["T"], "url": ["u"], "text": ["one"]},
+                "data/test-00000-of-00001-abc.parquet": {"short_book_title": ["H"], "url": ["v"], "text": ["two"]},
+            },
+            {"train": [["T (u)", "one"]], "held_out": [["H (v)", "two"]]},
+        ),
+        (
+            "wikitext103",
+            {
+                "wikitext-103-raw-v1/train-00000-of-00001.parquet": {
+                    "text": ["", " = A = \n", " x \n", " = = Part = = \n", " y \n", " = B = \n", " z \n"]
+                },
+                "wikitext-103-raw-v1/test-00000-of-00001.parquet": {"text": [" = C = \n", " w \n"]},
+            },
+            {
+                "train": [["A (train 1)", " = A = \n x \n = = Part = = \n y \n"], ["B (train 2)", " = B = \n z \n"]],
+                "held_out": [["C (held_out 1)", " = C = \n w \n"]],
+            },
+        ),
+    ],
+)
+def test_the_papers_texts_become_documents_of_their_own_splits(tmp_path, name, files, expected):
+    with Hub("some/texts", {k: parquet_bytes(**v) for k, v in files.items()}, repo_type="dataset") as served:
+        done = served.run(
+            CORPUS, name, COMMIT, str(tmp_path / "c.json"), home=tmp_path / "hf", FOCUS_CACHE=str(tmp_path / "cache")
+        )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == expected

@@ -107,11 +107,11 @@ class HubFiles:
 
         files = {}
         for entry in self._try(ask, "its list of files"):
-            if getattr(entry, "size", None) is None or not any(fnmatch.fnmatch(entry.path, p) for p in self.patterns):
+            if getattr(entry, "size", None) is None or not any(matches(entry.path, each) for each in self.patterns):
                 continue
             known = self.pins.get(entry.path) or (entry.lfs.sha256 if entry.lfs else None)
             files[entry.path] = ({"sha256": known} if known else {"git": entry.blob_id}) | {"size": entry.size}
-        missing = [pattern for pattern in self.patterns if not fnmatch.filter(files, pattern)]
+        missing = [pattern for pattern in self.patterns if not any(matches(path, pattern) for path in files)]
         if missing:
             raise Unreachable(f"no file like {missing[0]} in it")
         listing = {"revision": self.revision, "patterns": list(self.patterns), "files": dict(sorted(files.items()))}
@@ -187,6 +187,11 @@ class HubFiles:
             return f"the hub denies access to {page} (status {status}); if it is yours to see, set HF_TOKEN", False
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         return (lines or [type(error).__name__])[0], status is None or status >= 500 or status in (408, 429)
+
+
+def matches(path: str, pattern: str) -> bool:
+    """Whether a path inside a repository is like a shell pattern, whose `*` stays within one folder."""
+    return path.count("/") == pattern.count("/") and fnmatch.fnmatch(path, pattern)
 
 
 def wrong(path: Path, expected: dict, name: str | None = None) -> str | None:
