@@ -22,7 +22,7 @@ from focus.provenance import write_atomically
 
 LISTING = ".listing.json"
 PART = ".incomplete"
-TRIES = 6
+TRIES = 5
 FIRST_WAIT = 1.0
 """Seconds before the second try of a request; each further wait is twice as long."""
 
