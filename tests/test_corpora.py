@@ -115,7 +115,7 @@ broken {{{{ markup
 
 
 def test_unknown_corpus_and_split_are_named(tmp_path):
-    with pytest.raises(UserError, match="expected one of austen, .*, got gutenberg"):
+    with pytest.raises(UserError, match=r"expected one of austen, .*, got gutenberg"):
         corpora.fetch_corpus("gutenberg")
     with pytest.raises(UserError, match="expected train or held_out, got test"):
         corpora.documents(tmp_path / "m.json", "test")
