@@ -56,7 +56,9 @@ def test_conda_gives_a_pinned_python_and_pip_gives_the_lock_and_the_package(name
 @pytest.mark.parametrize("recipe", ["Dockerfile", "apptainer.def"])
 def test_a_container_has_the_same_python_and_the_same_lock(recipe):
     text = (ENVS / recipe).read_text()
-    python = dict(each.split("=", 1) for each in yaml.safe_load((ENVS / "cpu.yaml").read_text())["dependencies"])["python"]
+    python = dict(each.split("=", 1) for each in yaml.safe_load((ENVS / "cpu.yaml").read_text())["dependencies"])[
+        "python"
+    ]
     assert f"python:{python}-" in text
     assert "requirements.lock" in text
     assert "--editable ." in text
