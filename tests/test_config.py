@@ -30,7 +30,7 @@ def overlay(tmp_path):
     return load
 
 
-@pytest.mark.parametrize("name", ["smoke", "overnight"])
+@pytest.mark.parametrize("name", ["smoke", "overnight", "paper"])
 def test_every_scale_is_valid_and_named_after_its_file(name):
     assert scales.load([BASE, CONFIG / f"{name}.yaml"]).scale == name
 
@@ -97,7 +97,7 @@ def test_readme_explains_every_key():
         ("methods: {new: {kind: pretrained}}", "methods.new.label: this key is missing"),
         ("seeds: []", "seeds: expected at least 1 item, got 0"),
         ("seeds: [0]\nseeds: [1]", "expected YAML, got the key seeds twice"),
-        ("tables: {table1: {corpus: pg19}}", "tables.table1.corpus: expected a corpus of the registry"),
+        ("tables: {table1: {corpus: gutenberg}}", "tables.table1.corpus: expected a corpus of the registry"),
         ("model_settings: {gpt2-mini: {pretraining: null}}", "model_settings.gpt2-mini.pretraining: expected settings"),
         ("models: [a]\nmodel_settings: {a: {context: 9, window: 1}}", "models: expected a model of the registry"),
         ("figures: {quality: {rows: [{method: focs}]}}", "figures.quality.rows.0.method: expected a key of methods"),
@@ -295,7 +295,7 @@ def test_a_mistake_in_a_list_is_laid_at_the_last_file_that_sets_the_list(overlay
 
 def test_overlays_set_nothing_that_the_laptop_scale_already_sets():
     base = yaml.safe_load(BASE.read_text())
-    for name in ("smoke", "overnight"):
+    for name in ("smoke", "overnight", "paper"):
         over = yaml.safe_load((CONFIG / f"{name}.yaml").read_text())
         assert not [path for path in _leaves(over) if _at(base, path) == _at(over, path)]
 

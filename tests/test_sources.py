@@ -3,9 +3,7 @@
 import errno
 import gzip
 import hashlib
-import json
 import lzma
-import os
 import shutil
 import signal
 import subprocess
@@ -14,17 +12,15 @@ import tarfile
 import time
 import zipfile
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from io import BytesIO
 from pathlib import Path
-from threading import Thread
 
 import pytest
 
 from focus import cache, sources
 from focus.cache import built, cache_root, damage, describe
 from focus.errors import UserError
-from focus.sources import DebianPackage, HubFiles, PackageArchive, Unreachable, fetch, member, members
+from focus.sources import DebianPackage, PackageArchive, Unreachable, fetch, member, members
 
 CONTENT = b"weights" * 1000
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -321,79 +317,4 @@ def test_unknown_version_of_a_real_package_is_unreachable():
 def test_unknown_debian_package_is_unreachable(root):
     with pytest.raises(UserError, match="Debian no-such-package-x 1: "):
         fetch([DebianPackage("no-such-package-x", "1", "no-such-package-x_1_all.deb", "0" * 64)])
-    assert not leftovers(root)
-
-
-COMMIT = "c0ffee" * 6 + "abcd"
-
-
-class Hub(BaseHTTPRequestHandler):
-    """The part of a model hub that serves one file of one commit."""
-
-    content = CONTENT
-
-    def do_HEAD(self):
-        self.answer()
-
-    def do_GET(self):
-        self.answer(self.content)
-
-    def answer(self, body=b""):
-        known = self.path == f"/some/model/resolve/{COMMIT}/weights.bin"
-        self.send_response(200 if known else 404)
-        if known:
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("ETag", f'"{hashlib.sha1(CONTENT).hexdigest()}"')
-        else:
-            self.send_header("X-Error-Code", "EntryNotFound")
-        self.send_header("Content-Length", str(len(self.content)) if known else "0")
-        self.end_headers()
-        if known:
-            self.wfile.write(body)
-
-    def log_message(self, *arguments):
-        pass
-
-
-FROM_HUB = """
-import json, sys
-from focus.errors import UserError
-from focus.sources import HubFiles, fetch
-try:
-    print(fetch([HubFiles("some/model", sys.argv[1], json.loads(sys.argv[2]))])[0])
-except UserError as error:
-    sys.exit(str(error))
-"""
-
-
-@pytest.mark.parametrize(
-    ("served", "name", "expected"),
-    [
-        (CONTENT, "weights.bin", None),
-        (b"x" * len(CONTENT), "weights.bin", f"weights.bin has sha256 {hashlib.sha256(b'x' * 7000).hexdigest()}"),
-        (CONTENT, "other.bin", "hub some/model at c0ffee"),
-    ],
-    ids=["good", "corrupted", "missing"],
-)
-def test_hub_files_are_pinned_and_hashed(monkeypatch, tmp_path, root, served, name, expected):
-    monkeypatch.setattr(Hub, "content", served)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    Thread(target=server.serve_forever, daemon=True).start()
-    environment = {key: value for key, value in os.environ.items() if not key.lower().endswith("_proxy")} | {
-        "HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}",
-        "HF_HOME": str(tmp_path / "hf"),
-        "HF_HUB_OFFLINE": "0",
-    }
-    command = [sys.executable, "-c", FROM_HUB, COMMIT, json.dumps({name: DIGEST})]
-    done = subprocess.run(command, check=False, env=environment, capture_output=True, text=True, timeout=60)
-    server.shutdown()
-    folder = root / HubFiles("some/model", COMMIT, {}).location
-    if expected is None:
-        assert done.returncode == 0, done.stderr
-        assert Path(done.stdout.splitlines()[-1]) == folder
-        assert (folder / name).read_bytes() == CONTENT
-    else:
-        assert done.returncode == 1
-        assert expected in done.stderr
-        assert not (folder / name).exists()
     assert not leftovers(root)

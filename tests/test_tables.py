@@ -135,7 +135,7 @@ def ratio(cell: str) -> float:
     return float(cell.split(" ± ", maxsplit=1)[0])
 
 
-@pytest.mark.parametrize("scale", ["config", "smoke", "overnight"])
+@pytest.mark.parametrize("scale", ["config", "smoke", "overnight", "paper"])
 def test_a_printed_baseline_that_no_row_stands_for_is_the_pretrained_model(scale):
     config = REPOSITORY / "config"
     settings = scales.load([config / name for name in dict.fromkeys(("config.yaml", f"{scale}.yaml"))])

@@ -242,6 +242,19 @@ def cost(files: Annotated[list[Path] | None, typer.Argument(help="laid over conf
     print(done.stdout, end="")
 
 
+@app.command()
+def doctor(seconds: Annotated[float, typer.Option(min=0.01, help="time for the small benchmark")] = 60.0) -> None:
+    """Say what this machine has, which attention runs on it, whether it is exact and fast, and which scales fit."""
+    from focus import doctor as examination
+
+    results = []
+    for line, well in examination.run(seconds):
+        print(line, flush=True)
+        results.append(well)
+    if not all(results):
+        raise typer.Exit(1)
+
+
 @bench.command("attention")
 def bench_attention(
     length: Annotated[list[int], typer.Option(min=1, help="tokens; give it again for more lengths")] = (),

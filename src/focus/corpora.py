@@ -20,6 +20,7 @@ from xml.etree import ElementTree
 from focus import cleaning
 from focus.cache import MANIFEST_VERSION, built, cached, read_manifest
 from focus.errors import UserError
+from focus.hub import HubFiles
 from focus.provenance import digest
 from focus.sources import DebianPackage, PackageArchive, Source, fetch, member, members
 
@@ -104,6 +105,40 @@ def _essays(source: Path) -> Iterator[Document]:
             yield Document(name, text, _split(name))
 
 
+def _books(source: Path) -> Iterator[Document]:
+    """PG-19 keeps its own split."""
+    for split, pattern in (("train", "data/train-*.parquet"), ("held_out", "data/test-*.parquet")):
+        for row in _rows(source, pattern, ["short_book_title", "url", "text"]):
+            yield Document(f"{row['short_book_title']} ({row['url']})", row["text"], split)
+
+
+def _articles(source: Path) -> Iterator[Document]:
+    """WikiText keeps one line a row; a line " = Title = " begins an article."""
+    for split, pattern in (("train", "*/train-*.parquet"), ("held_out", "*/test-*.parquet")):
+        title, lines, number = "", [], 0
+        for row in [*_rows(source, pattern, ["text"]), {"text": " = End = \n"}]:
+            heading = re.fullmatch(r" = ([^=]+) = \n", row["text"])
+            if heading:
+                if title:
+                    yield Document(f"{title} ({split} {number})", "".join(lines), split)
+                title, lines, number = heading[1], [], number + 1
+            lines.append(row["text"])
+
+
+def _pages(source: Path) -> Iterator[Document]:
+    for number, row in enumerate(_rows(source, "plain_text/train-*.parquet", ["text"])):
+        yield Document(f"page {number:07}", row["text"], _split(f"page {number:07}"))
+
+
+def _rows(source: Path, pattern: str, columns: list[str]) -> Iterator[dict]:
+    """The rows of the parquet files that match, file by file in the order of their names."""
+    from pyarrow import parquet
+
+    for file in sorted(source.glob(pattern)):
+        for batch in parquet.ParquetFile(file).iter_batches(columns=columns):
+            yield from batch.to_pylist()
+
+
 def _split(name: str) -> Split:
     return "held_out" if int(hashlib.sha256(name.encode()).hexdigest(), 16) % HELD_OUT_PART == 0 else "train"
 
@@ -155,6 +190,50 @@ REGISTRY = {
         note="stand-in for OpenWebText: sections of An Anarchist FAQ, one in five held out",
     ),
 }
+
+
+REGISTRY |= {
+    "pg19": CorpusEntry(
+        sources=(
+            HubFiles(
+                "emozilla/pg19",
+                "c021754c8e01c5b1cc83a1f549c1f97fbbb756b8",
+                patterns=("data/train-00000-of-*.parquet", "data/test-*.parquet"),
+                repo_type="dataset",
+            ),
+        ),
+        read=_books,
+        licence="Apache-2.0",
+        note="PG-19: the first part of its training books, and all test books",
+    ),
+    "wikitext103": CorpusEntry(
+        sources=(
+            HubFiles(
+                "Salesforce/wikitext",
+                "b08601e04326c79dfdd32d625aee71d232d685c3",
+                patterns=("wikitext-103-raw-v1/train-*.parquet", "wikitext-103-raw-v1/test-*.parquet"),
+                repo_type="dataset",
+            ),
+        ),
+        read=_articles,
+        licence="CC BY-SA 3.0",
+        note="WikiText-103, raw",
+    ),
+    "openwebtext": CorpusEntry(
+        sources=(
+            HubFiles(
+                "Skylion007/openwebtext",
+                "79d93d786212f7344586290adb811d4ae6a1762c",
+                patterns=("plain_text/train-000[01]?-of-*.parquet",),
+                repo_type="dataset",
+            ),
+        ),
+        read=_pages,
+        licence="CC0-1.0",
+        note="OpenWebText: the first twenty of its 80 parts, one page in five held out",
+    ),
+}
+"""The paper's own texts. Twenty parts of OpenWebText hold some 2.2 billion tokens, what training from scratch reads."""
 
 
 def fetch_corpus(name: str) -> dict:

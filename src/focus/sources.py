@@ -15,7 +15,7 @@ import time
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from io import BytesIO
 from pathlib import Path
@@ -23,10 +23,7 @@ from tempfile import TemporaryFile
 
 from focus.cache import cache_root, locked, partial, sha256, writing
 from focus.errors import UserError
-
-
-class Unreachable(Exception):
-    """Why one source gave nothing; the next one is tried."""
+from focus.hub import HubFiles, Unreachable
 
 
 @dataclass(frozen=True)
@@ -129,63 +126,6 @@ class DebianPackage(_Archive):
             _run(["apt-get", *options, "download", f"{self.package}={self.version}"], folder, str(self))
         except Unreachable as error:
             raise Unreachable(refresh or error) from None
-
-
-@dataclass(frozen=True)
-class HubFiles:
-    """Files of a model hub's repository at one commit; `files` gives the sha256 of each."""
-
-    repository: str
-    revision: str
-    files: dict[str, str] = field(hash=False)
-    repo_type: str = "model"
-
-    def __str__(self) -> str:
-        return f"hub {self.repository} at {self.revision}"
-
-    @property
-    def location(self) -> str:
-        """Folder of the files inside the cache."""
-        return f"hub/{self.provided}-{self.revision[:12]}"
-
-    @property
-    def provided(self) -> str:
-        """What a user puts into FOCUS_ARCHIVES: a folder with the files."""
-        return self.repository.replace("/", "--")
-
-    def damage(self, path: Path) -> str | None:
-        """What is wrong with a copy of the files, or None."""
-        for name, expected in self.files.items():
-            if not (path / name).is_file():
-                return f"no file {path.name}/{name}"
-            got = sha256(path / name)
-            if got != expected:
-                return f"{path.name}/{name} has sha256 {got}, expected {expected}"
-        return None
-
-    def download(self, target: Path) -> None:
-        from huggingface_hub import hf_hub_download
-
-        print(f"fetching {self}", flush=True)
-        target.mkdir(parents=True, exist_ok=True)
-        for name, expected in self.files.items():
-            if (target / name).is_file() and sha256(target / name) == expected:
-                continue
-            (target / name).unlink(missing_ok=True)
-            with partial(target) as folder:
-                try:
-                    found = hf_hub_download(
-                        self.repository, name, revision=self.revision, repo_type=self.repo_type, local_dir=folder
-                    )
-                except Exception as error:  # the client raises errors of several libraries
-                    if getattr(error, "errno", None) == errno.ENOSPC:
-                        raise
-                    raise Unreachable(_one_line(str(error)) or type(error).__name__) from error
-                got = sha256(Path(found))
-                if got != expected:
-                    raise Unreachable(f"{name} has sha256 {got}, expected {expected}")
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-                os.replace(found, target / name)
 
 
 Source = PackageArchive | DebianPackage | HubFiles

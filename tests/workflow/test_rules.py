@@ -174,7 +174,7 @@ WORK = {"fetch_model", "fetch_corpus", "fetch_benchmark", "pretrain", "train", "
 WORK |= {"generation", "fetch_tagger", "groups_analysis"}
 
 
-@pytest.mark.parametrize("scale", ["laptop", "smoke", "overnight"])
+@pytest.mark.parametrize("scale", ["laptop", "smoke", "overnight", "paper"])
 def test_cost_counts_the_jobs_that_a_run_would_start(checkout, scale):
     """Every table, figure and the total; nothing runs."""
     (checkout.folder / "over.yaml").write_text(TRADEOFF)
@@ -301,6 +301,6 @@ def test_a_killed_run_leaves_no_lock_and_a_living_one_keeps_its(checkout):
 
 
 def test_scales_are_complete_for_snakemake_too(checkout):
-    for name in ("smoke", "overnight"):
+    for name in ("smoke", "overnight", "paper"):
         planned = checkout.planned("--configfile", f"config/{name}.yaml")
         assert planned["train"] == len(trained(scale(name)))
