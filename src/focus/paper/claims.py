@@ -15,7 +15,7 @@ from typing import Literal
 import yaml
 from pydantic import Field, ValidationError, model_validator
 
-from focus.config import Experiment
+from focus.config import TABLE_MODULES, Experiment
 from focus.errors import UserError
 from focus.paper import layout, printed, rows, speed, statistics
 from focus.paper.rows import TASKS, Entry, Run
@@ -211,7 +211,7 @@ def _gather(experiment: Experiment, root: Path, partial: bool) -> dict[tuple, En
     """
     found: dict[tuple, Entry] = {}
     exhibits = [*experiment.tables.values(), *experiment.figures.values()]
-    for exhibit in [each for each in exhibits if each.shows == "quality"]:
+    for exhibit in [each for each in exhibits if each.shows in TABLE_MODULES]:
         for entry in rows.gather(exhibit, experiment, root, partial=partial):
             key = (entry.model, entry.corpus, f"{entry.row.method}/{entry.row.variant}")
             if key not in found or (entry.runs and not (found[key].runs and found[key].first.tasks)):
