@@ -6,7 +6,9 @@ import json
 import math
 from pathlib import Path
 
-from focus import jobs, scales
+import numpy as np
+
+from focus import gate_values, jobs, scales
 from focus.config import Exhibit, Experiment, Row
 from focus.method_config import make_method
 
@@ -92,6 +94,8 @@ def write_row(
         write_result(root / "downstream" / path, "downstream", job, {"tasks": dict.fromkeys(TASKS, scores)})
     if exhibit.generation:
         write_answers(root, settings, cell, [1, 0])
+    if exhibit.shows == "gates" and row.attention == "soft":
+        write_gate(root, settings, cell)
 
 
 def write_training(root: Path, settings: Experiment, cell: tuple) -> None:
@@ -109,6 +113,24 @@ def write_training(root: Path, settings: Experiment, cell: tuple) -> None:
     if training.probe_every:
         metrics |= {"dominance": 0.4, "stability": 0.9, "collapse_step": None}
     write_result(root / "training" / model / corpus / method / f"seed{seed}/result.json", "training", job, metrics)
+
+
+def write_gate(root: Path, settings: Experiment, cell: tuple) -> None:
+    """What the gate of one soft row (model, corpus, method, variant, seed) gives: near pairs more than far ones.
+
+    Every other far pair has the affinity 0.2, the others 0.4; near pairs 0.9; the second of two windows has one more.
+    """
+    job = jobs.gate_values_job(settings, *cell)
+    adapter = job.settings.adapter
+    gate = {"gate": adapter.gate, "steepness": adapter.steepness}
+    counts = np.zeros((2, 2, gate_values.BINS), dtype=int)
+    counts[0, :, int(0.9 * gate_values.BINS)] = 10
+    counts[1, :, int(0.2 * gate_values.BINS)] = 50
+    counts[1, :, int(0.4 * gate_values.BINS)] = 50, 51
+    near, far = (gate_values.summarise(each, **gate) for each in counts)
+    metrics = gate | {"near": near, "far": far, "layers": [{"near_mean": 0.9, "far_mean": 0.3}], "context": 512}
+    metrics |= {"windows": [{"document": "book0", "start": 0}] * 2, "window": adapter.window, "sinks": adapter.sinks}
+    write_result(root / "gates" / "/".join(cell[:4]) / f"seed{cell[4]}.json", "gates", job, metrics)
 
 
 def write_answers(root: Path, settings: Experiment, cell: tuple, correct: list[int] | None) -> None:

@@ -97,8 +97,8 @@ def count_pairs(
 ) -> tuple[ndarray, ndarray]:
     """Near and far pairs of every window and layer by affinity: int64 [W, L, BINS] each.
 
-    The model runs as it is switched, its products in `dtype`, without its language model's head. Raises UserError where an assignment is not
-    finite or no pair is far.
+    The model runs as it is switched, its products in `dtype`, without its language model's head. Raises UserError where
+    an assignment is not finite or no pair is far.
     """
     progress, counted = Progress(name, len(windows)), []
     for each in windows:
