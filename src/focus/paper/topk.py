@@ -250,7 +250,7 @@ def _notes(groups: int, timed: dict) -> list[str]:
         "pretrained perplexity returns exactly, and nothing is saved.",
         f"Measured: attention alone, forward, {threads} thread{'s' * (threads > 1)} of {origin['processor']}, "
         f"{origin['dtype']}, H={settings['heads']}, D={settings['head_dim']}, w={settings['window']}, random groups. A "
-        "speed above its bound where every pair is kept: our call of full attention against the kernel that PyTorch chooses.",
+        "speed above its bound where every pair is kept: our tiling of full attention against PyTorch's kernel.",
     ]
     if groups == PAPERS_GROUPS:
         whole, base = (printed.number(f"table7.gpt2_124m.{row}.perplexity") for row in (f"k{groups}", "pretrained"))
