@@ -119,7 +119,7 @@ def test_the_table_has_a_row_for_each_k(tmp_path):
     assert fast["2 of 4"] == ["1.20", "1.18", "1.18", "1.67", "1.37", "1.00", "1.25", "8.00", "1.25", "8.00", "2.0"]
     quality = cells(page, "gpt2-mini: perplexity over the pretrained model's")
     assert [quality[f"{k} of 4"][0] for k in (1, 2, 3, 4)] == ["no", "no", "yes", "yes"]
-    assert quality["4 of 4"][1:] == ["1.0000 ± 0.0000", "-", "1.103", "1.000"]
+    assert quality["4 of 4"][1:] == ["1.000 ± 0.000", "-", "1.103", "1.000"]
     assert quality["1 of 4"][2].startswith(f"{math.exp(0.3):.3f}")
     assert "prints 47.2 there against 42.8 pretrained" in page
     assert (tmp_path / "out.tex").read_text().count(r"\begin{tabular}") == 3

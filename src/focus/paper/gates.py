@@ -48,8 +48,8 @@ class Gate:
         """The mean gate value, with its spread over seeds, or the error over windows of the only seed."""
         values, errors = self._each(pairs, "mean"), self._each(pairs, "mean_error")
         if len(values) == 1 and errors[0] is not None:
-            return f"{values[0]:.3f} ± {errors[0]:.3f}"
-        return mean_over_seeds(values, "{:.3f}".format)
+            return f"{_value(values[0])} ± {_value(errors[0])}"
+        return mean_over_seeds(values, _value)
 
     def _each(self, pairs: str, *keys: str) -> list:
         values = [found[pairs] for found in self.found.values()]
@@ -133,10 +133,15 @@ def _grid(name: str, found: list[Gate]) -> Grid:
     for gate in found:
         for pairs in PAIRS:
             line = [gate.entry.method_label, FORMS[gate.name], pairs]
-            line += [f"{gate.mean(pairs, 'quantiles', level):.3f}" for level in LEVELS]
+            line += [_value(gate.mean(pairs, "quantiles", level)) for level in LEVELS]
             shares = (percent(gate.mean(pairs, share)) for share in ("below_low", "above_high"))
             lines.append([*line, gate.shown_mean(pairs), *shares])
     return Grid(f"{name}: what the gate gives", header, lines, text=3)
+
+
+def _value(value: float) -> str:
+    """Three decimals, or one digit of what is smaller."""
+    return f"{value:.3f}" if value >= 0.001 or not value else f"{value:.1g}"
 
 
 def _notes(found: list[Gate]) -> list[str]:
