@@ -45,13 +45,13 @@ def test_the_table_shows_each_gate_near_and_far(tmp_path):
     low, high = math.exp(10 * (0.2 - 1)), math.exp(10 * (0.4 - 1))
     assert far[1] == "weight * exp(lam (a - 1))"
     assert far[3:8] == ["0.0003"] * 2 + [f"{high:.3f}"] * 3
-    assert far[8].startswith(f"{(100 * low + 101 * high) / 201:.3f} ± ")
+    assert far[8] == f"{(low + high) / 2:.3f} ± 0.002"
     assert far[9:] == ["100.0 %", "0.0 %"]
     printed = lines["Gate printed", "far"]
     assert printed[9] == "0.0 %" and float(printed[3]) == pytest.approx(1 / (1 + math.exp(-2)), abs=1e-3)
     assert lines["Gate log_sigmoid", "near"][3:8] == [f"{1 / (1 + math.exp(-4)):.3f}"] * 5
     assert "| Gate centred, soft " in page and f"{math.exp(0.4):.3f}" in page
-    assert "2 held-out windows of 512 tokens, lam=10" in page
+    assert "2 held-out windows of 1024 tokens, lam=10" in page
     assert (tmp_path / "out.tex").exists() and (tmp_path / "out.html").exists()
 
 
