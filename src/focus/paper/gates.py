@@ -155,7 +155,7 @@ def _notes(found: list[Gate]) -> list[str]:
         f"lam={either(steepness)}; a is the affinity g_i . g_j of the soft assignments. Near: 0 <= i - j <= w, a token "
         "with itself included, where the value is computed but not applied. Far: the pairs it is applied to, which are "
         "farther apart and not to a sink. Columns in percent: quantiles; ± of one seed: standard error over windows.",
-        "The log-sigmoid and exponential ones multiply the pair's weight before the softmax's sum, since score + log g "
+        "Log-sigmoid and exponential gates multiply the pair's weight before the softmax's sum, since score + log g "
         "is weight * g: 0 prunes. The printed and centred gates multiply the score s, which multiplies the weight by "
         "exp((g - 1) s): smaller where s > 0, larger where s < 0, and for g = 0 it is the weight of a score of 0, so "
         "neither prunes; the printed gate is never below 1/2.",

@@ -13,7 +13,7 @@ import numpy as np
 import seaborn
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator, PercentFormatter
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from focus.config import Exhibit, Experiment
 from focus.errors import UserError
@@ -75,7 +75,7 @@ def distribution(axes: Axes, gate: Gate) -> None:
         axes.axvline(gate.mean(pairs, "mean"), color=colour, linestyle="--", linewidth=1)
     axes.set(xlim=(0, 1), ylim=(LEAST, 1), yscale="log", xlabel="Gate value")
     axes.set_title(f"{gate.entry.method_label}\n{FORMS[gate.name]}", fontsize=7.5)
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:g} %"))
     axes.yaxis.set_minor_locator(NullLocator())
 
 
