@@ -2,7 +2,7 @@
 
 import csv
 import math
-from itertools import combinations, product
+from itertools import combinations, combinations_with_replacement, product
 
 import matplotlib.pyplot as plt
 import pytest
@@ -47,20 +47,30 @@ def test_more_than_half_of_the_groups_keep_every_pair_of_any_membership(groups, 
         assert topk.even_share(groups, k) < 1
 
 
-@settings(max_examples=25, deadline=None)
 @given(
     size=st.sampled_from(SIZES),
     length=st.integers(1, 14),
     window=st.integers(0, 15),
     sinks=st.integers(0, 16),
 )
+def test_expected_pairs_are_a_sum_over_pairs(size, length, window, sinks):
+    chances, far = [], []
+    for i, j in combinations_with_replacement(range(length), 2):
+        chance = 1.0 if j - i <= window or i < sinks else topk.even_share(*size)
+        chances.append(chance)
+        far += [chance] if j - i > window else []
+    expected = sum(chances) / len(chances), sum(far) / len(far) if far else 1.0
+    assert topk.even_pairs(*size, length=length, window=window, sinks=sinks) == pytest.approx(expected)
+
+
+@settings(max_examples=15, deadline=None)
+@given(size=st.sampled_from(SIZES), length=st.integers(20, 40), window=st.integers(0, 10), sinks=st.integers(0, 4))
 def test_expected_pairs_are_the_mean_over_random_memberships(size, length, window, sinks):
     groups, k = size
     expected = topk.even_pairs(groups, k, length=length, window=window, sinks=sinks)
-    found = torch.tensor([pairs_kept(members(length, groups, k, seed), window, sinks) for seed in range(60)]).double()
-    error = found.std(dim=0) / math.sqrt(len(found))
-    for mean, spread, value in zip(found.mean(dim=0).tolist(), error.tolist(), expected, strict=True):
-        assert abs(mean - value) <= 6 * spread + 1e-6
+    found = torch.tensor([pairs_kept(members(length, groups, k, seed), window, sinks) for seed in range(40)])
+    most = 6 * math.sqrt(expected[1] * (1 - expected[1]) / 40)
+    assert found.double().mean(dim=0).tolist() == pytest.approx(expected, abs=most + 1e-6)
 
 
 def test_a_long_context_reaches_the_formula():
