@@ -92,6 +92,8 @@ def write_row(
         write_result(root / "downstream" / path, "downstream", job, {"tasks": dict.fromkeys(TASKS, scores)})
     if exhibit.generation:
         write_answers(root, settings, cell, [1, 0])
+    if exhibit.shows == "gates" and row.attention == "soft":
+        write_gate(root, settings, cell)
 
 
 def write_training(root: Path, settings: Experiment, cell: tuple) -> None:
@@ -109,6 +111,33 @@ def write_training(root: Path, settings: Experiment, cell: tuple) -> None:
     if training.probe_every:
         metrics |= {"dominance": 0.4, "stability": 0.9, "collapse_step": None}
     write_result(root / "training" / model / corpus / method / f"seed{seed}/result.json", "training", job, metrics)
+
+
+def write_gate(root: Path, settings: Experiment, cell: tuple) -> None:
+    """What the gate of one soft row (model, corpus, method, variant, seed) gives, over two windows.
+
+    Near pairs have the affinity 0.9; of the far ones, half have 0.2, half 0.4.
+    """
+    job = jobs.gate_values_job(settings, *cell)
+    adapter = job.settings.adapter
+    near, low, high = (gate_value(adapter.gate, adapter.steepness, affinity) for affinity in (0.9, 0.2, 0.4))
+    metrics = {"gate": adapter.gate, "steepness": adapter.steepness, "context": job.model_settings.context}
+    for pairs, values, affinity in (("near", [near, near], 0.9), ("far", [low, high], 0.3)):
+        histogram = [sum(int(50 * value) == step for value in values) / 2 for step in range(50)]
+        quantiles = {level: values[int(level) >= 50] for level in ("5", "25", "50", "75", "95")}
+        known = {"pairs": 200, "mean": sum(values) / 2, "mean_error": 0.002, "quantiles": quantiles}
+        known |= {"below_low": sum(value < 0.1 for value in values) / 2, "affinity": affinity, "histogram": histogram}
+        metrics[pairs] = known | {"above_high": sum(value > 0.9 for value in values) / 2}
+    metrics |= {"layers": [{"near_mean": near, "far_mean": (low + high) / 2}], "window": adapter.window}
+    metrics |= {"windows": [{"document": "book0", "start": 0}] * 2, "sinks": adapter.sinks}
+    write_result(root / "gates" / "/".join(cell[:4]) / f"seed{cell[4]}.json", "gates", job, metrics)
+
+
+def gate_value(gate: str, steepness: float, affinity: float) -> float:
+    """The four readings of Eq. 2."""
+    if gate == "exponential":
+        return math.exp(steepness * (affinity - 1))
+    return 1 / (1 + math.exp(-steepness * (affinity - (0.0 if gate == "printed" else 0.5))))
 
 
 def write_answers(root: Path, settings: Experiment, cell: tuple, correct: list[int] | None) -> None:

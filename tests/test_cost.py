@@ -129,6 +129,13 @@ def test_perplexity_grows_with_its_windows():
     assert (estimate.basis, estimate.seconds, estimate.memory, estimate.disk) == ("scaled", 300.0, 1600.0, 1.0)
 
 
+def test_gates_are_looked_at_on_a_few_of_the_windows():
+    records = [make("gates", evaluated(experiment(), "gates", "focus", "soft"))]
+    job = evaluated(more(perplexity={"windows": 2}), "gates", "focus", "soft").model_dump(mode="json")
+    estimate = predict("gates", job, records)
+    assert (job["perplexity"]["windows"], estimate.basis, estimate.seconds) == (2, "scaled", 50.0)
+
+
 def test_only_memory_above_process_and_weights_grows_with_the_context():
     longer = evaluated(experiment(), "perplexity", variant="full-t8192").model_dump(mode="json")
     for parameters, expected in ((0, 400 + 8 * 600), (100 * 2**18, 500 + 8 * 500), (2**40, 1000)):

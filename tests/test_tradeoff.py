@@ -116,6 +116,8 @@ def test_the_footnote_says_where_quality_and_speed_were_measured(root, monkeypat
         (None, "against the share of causal pairs kept"),
         ("tradeoff", "faster than full attention"),
         ("dominance", "tokens in the largest group over the steps"),
+        ("gates", "reading of the gate"),
+        ("topk", "by the groups k that a token joins"),
     ],
 )
 def test_the_report_says_of_a_figure_what_it_shows(shows, said):
@@ -124,7 +126,8 @@ def test_the_report_says_of_a_figure_what_it_shows(shows, said):
     template = Template((REPOSITORY / "workflow/report/figure.rst").read_text())
     caption = " ".join(template.render(snakemake=snakemake).split())
     assert said in caption
-    assert sum(other in caption for other in ("causal pairs kept", "faster than", "over the steps")) == 1
+    others = ("causal pairs kept", "faster than", "over the steps", "reading of the gate", "token joins")
+    assert sum(other in caption for other in others) == 1
     assert "{" not in caption
 
 

@@ -142,6 +142,15 @@ def perplexity(job: Job, model: Model, corpus: Corpus, output: Output, weights: 
     evaluation.run(_settings(PerplexityJob, job), model=model, corpus=corpus, weights=weights, output=output)
 
 
+@app.command("gate-values")
+def gate_values(job: Job, model: Model, corpus: Corpus, output: Output, weights: Trained = None) -> None:
+    """Measure what one row's soft gate gives to near and to far pairs of held-out documents."""
+    from focus import gate_values as measurement
+    from focus.jobs import PerplexityJob
+
+    measurement.run(_settings(PerplexityJob, job), model=model, corpus=corpus, weights=weights, output=output)
+
+
 @app.command()
 def downstream(benchmarks: list[Path], job: Job, model: Model, output: Output, weights: Trained = None) -> None:
     """Measure one row on the tasks whose manifests are BENCHMARKS, each named after its task."""
@@ -169,11 +178,13 @@ def generate(benchmark: Path, job: Job, model: Model, output: Output, weights: T
 @app.command()
 def table(name: str, scale: Scale, results: Results, output: Prefix) -> None:
     """Write a table as CSV, Markdown and LaTeX from result files."""
-    from focus.config import Experiment
-    from focus.paper import tables
+    from importlib import import_module
+
+    from focus.config import TABLE_MODULES, Experiment
 
     experiment = _settings(Experiment, scale, "--scale")
-    tables.write(name, experiment.tables[name], experiment, results, output)
+    exhibit = experiment.tables[name]
+    import_module(TABLE_MODULES[exhibit.shows]).write(name, exhibit, experiment, results, output)
 
 
 @app.command()

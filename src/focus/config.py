@@ -156,10 +156,11 @@ class Exhibit(Strict):
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
     tasks: dict[Task, Count] | None = Field(None, description="items of further tasks of these rows, with downstream")
     generation: bool = Field(False, description="whether the rows also write answers")
-    shows: Literal["quality", "dominance", "tradeoff"] = Field(
+    shows: Literal["quality", "dominance", "tradeoff", "gates", "topk"] = Field(
         "quality",
-        description="figures only: perplexity against pairs kept, the largest group over the steps of training, "
-        "or perplexity against measured speed (Figure 1)",
+        description="perplexity (in a figure against pairs kept); figures only: the largest group over the steps of "
+        "training, or perplexity against measured speed (Figure 1); both: what the gate gives to near and far pairs "
+        "beside perplexity, or pairs kept, bounds and measured speed by the groups a token joins",
     )
 
 
@@ -167,8 +168,12 @@ FIGURE_MODULES = {
     "quality": "focus.paper.figures",
     "dominance": "focus.paper.dominance",
     "tradeoff": "focus.paper.tradeoff",
+    "gates": "focus.paper.gates_figure",
+    "topk": "focus.paper.topk_figure",
 }
 """What draws a figure, by what it shows: its function `write`."""
+TABLE_MODULES = {"quality": "focus.paper.tables", "gates": "focus.paper.gates", "topk": "focus.paper.topk"}
+"""What writes a table, by what it shows: its function `write`."""
 
 
 class ModelShape(Strict):
@@ -280,7 +285,7 @@ class Experiment(Strict):
                     self._check_row(row, f"{kind}.{key}.rows.{number}")
                 self._check_dtypes(exhibit)
         for key, exhibit in self.tables.items():
-            if exhibit.shows != "quality":
+            if exhibit.shows not in TABLE_MODULES:
                 raise ValueError(f"tables.{key}.shows: belongs to figures and only there, got {exhibit.shows}")
         for key, exhibit in self.figures.items():
             if exhibit.shows == "dominance":
@@ -349,7 +354,8 @@ class Experiment(Strict):
     def made(self, exhibit: Exhibit) -> bool:
         """Whether this run makes a table or figure: it shows one of the run's models, and what it shows is measured."""
         shown = any(model in (exhibit.models or self.models) for model in self.models)
-        return shown and (exhibit.shows != "tradeoff" or bool(self.speed and self.speed.method_lengths))
+        timed = {"tradeoff": "method_lengths", "topk": "membership_lengths"}.get(exhibit.shows)
+        return shown and (timed is None or bool(self.speed and getattr(self.speed, timed)))
 
     def method_for(self, model: str, method: str) -> Method:
         """The method with the window it has on this model, in its adapter too if it has one."""

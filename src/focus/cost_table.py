@@ -21,6 +21,7 @@ MODULES = {
     "training": "focus.training",
     "pretraining": "focus.pretraining",
     "perplexity": "focus.evaluation.perplexity",
+    "gates": "focus.gate_values",
     "downstream": "focus.evaluation.downstream",
     "generation": "focus.evaluation.generation",
     "groups": "focus.groups",
@@ -29,12 +30,14 @@ MODULES = {
 }
 EVALUATIONS = {
     "perplexity": jobs.perplexity_job,
+    "gates": jobs.gate_values_job,
     "downstream": jobs.downstream_job,
     "generation": jobs.generation_job,
 }
 READS = {
     "training": lambda job: [f"corpora/{job.corpus}.json"],
     "perplexity": lambda job: [f"corpora/{job.corpus}.json"],
+    "gates": lambda job: [f"corpora/{job.corpus}.json"],
     "downstream": lambda job: [f"benchmarks/{task}.json" for task in job.downstream.tasks],
     "generation": lambda job: [f"benchmarks/{job.generation.task}.json"],
     "groups": lambda job: [f"corpora/{job.corpus}.json", "taggers/en-core-web-sm.json"],

@@ -18,6 +18,9 @@ from focus.config import (
 from focus.method_config import Attention, Method, Training
 from focus.strict import Count, NonNegative, Positive, Strict
 
+GATE_WINDOWS = 4
+"""Held-out windows on which gates are looked at: with 512 tokens each, half a million pairs a layer."""
+
 
 class PretrainJob(Strict):
     """Train a model from scratch."""
@@ -125,6 +128,15 @@ def perplexity_job(
         perplexity = perplexity.model_copy(update={"windows": windows})
         common["model_settings"] = common["model_settings"].model_copy(update={"context": int(context)})
     return PerplexityJob(**common, **_attention(variant), perplexity=perplexity)
+
+
+def gate_values_job(
+    experiment: Experiment, model: str, corpus: str, method: str, variant: str, seed: int
+) -> PerplexityJob:
+    """The job that looks at the gate of one soft row: a few of the windows that its perplexity is measured on."""
+    job = perplexity_job(experiment, model, corpus, method, variant, seed)
+    windows = min(GATE_WINDOWS, job.perplexity.windows)
+    return job.model_copy(update={"perplexity": job.perplexity.model_copy(update={"windows": windows})})
 
 
 def downstream_job(

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from focus import cost, jobs, scales
-from focus.config import FIGURE_MODULES
+from focus.config import FIGURE_MODULES, TABLE_MODULES
 from focus.errors import UserError
 from focus.provenance import digest, write_atomically
 
@@ -163,6 +163,7 @@ def row_results(kind, name, models=None):
         if model in (models or experiment.models)
         for row in exhibit.rows
         for measure in ["perplexity"]
+        + ["gates"] * (exhibit.shows == "gates" and row.attention == "soft")
         + ["downstream"] * exhibit.downstream
         + ["generation"] * exhibit.generation
         for seed in experiment.seeds_of(model, row.method)
@@ -193,6 +194,7 @@ def exhibit_results(kind, name):
             for corpus in sorted({row.corpus or exhibit.corpus for row in exhibit.rows})
         ),
         *[METHODS_RESULT] * (exhibit.shows == "tradeoff"),
+        *[SPEED_RESULT] * (exhibit.shows == "topk"),
     ]
 
 

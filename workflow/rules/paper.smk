@@ -1,6 +1,8 @@
 rule table:
     input:
-        code=code("focus.paper.tables"),
+        code=lambda wildcards: code(
+            TABLE_MODULES[experiment.tables[wildcards.table].shows]
+        ),
         printed="src/focus/paper/printed.yaml",
         results=lambda wildcards: exhibit_results("tables", wildcards.table),
     output:

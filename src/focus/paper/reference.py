@@ -19,6 +19,7 @@ KEPT = (
     "benchmarks/*.json",
     "training/**/result.json",
     "perplexity/**/*.json",
+    "gates/**/*.json",
     "downstream/**/*.json",
     "generation/**/*.json",
     "speed/*.json",

@@ -31,7 +31,7 @@ def write(
     grids = [
         grid
         for model in exhibit.models or experiment.models
-        for grid in _of_model(model, entries, exhibit, results_root)
+        for grid in of_model(model, entries, exhibit, results_root)
     ]
     grids += _uncovered(table, exhibit, experiment)
     notes = captions.notes(entries, exhibit, experiment, results_root)
@@ -41,7 +41,8 @@ def write(
     write_atomically(Path(f"{output_prefix}.tex"), layout.latex(table, exhibit.title, grids, notes))
 
 
-def _of_model(model: str, entries: list[Entry], exhibit: Exhibit, root: Path) -> list[Grid]:
+def of_model(model: str, entries: list[Entry], exhibit: Exhibit, root: Path) -> list[Grid]:
+    """A model's rows as grids: perplexity, then accuracy and answers where they are measured."""
     mine = [entry for entry in entries if entry.model == model]
     lines = captions.measured_on(mine, rows.manifest(root, "models", model))
     name = rows.display_name(root, model)

@@ -1,0 +1,30 @@
+# What the soft gate gives to near and far pairs: one result for each soft row of a table or figure that shows gates.
+rule gate_values:
+    input:
+        code=code("focus.gate_values"),
+        model="<results>/models/{model}.json",
+        corpus="<results>/corpora/{corpus}.json",
+        weights=weights_of,
+    output:
+        "<results>/gates/{model}/{corpus}/{method}/{variant}/seed{seed}.json",
+    log:
+        "<results>/logs/gates/{model}/{corpus}/{method}/{variant}/seed{seed}.log",
+    benchmark:
+        "<results>/timings/gates/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=perplexity_memory,
+    params:
+        job=lambda wildcards: jobs.gate_values_job(
+            experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
+        ).model_dump_json(),
+        weights=lambda wildcards, input: (
+            f"--weights {input.weights}" if input.weights else ""
+        ),
+    message:
+        "gate values of {wildcards.model}, {wildcards.method} ({wildcards.corpus}, seed {wildcards.seed})"
+    shell:
+        "focus gate-values --job {params.job:q} --model {input.model} --corpus {input.corpus} {params.weights}"
+        " --output {output} 2>&1 | tee {log}"
