@@ -29,6 +29,7 @@ RULES = {
     *("groups", "fetch_tagger", "groups_analysis", "groups_table", "groups_figure", "groups_page"),
     *("fetch_model", "fetch_corpus", "fetch_benchmark", "pretrain", "train", "perplexity", "downstream"),
     "generation",
+    *("leak", "leak_measure", "leak_table", "bits", "bits_train", "bits_table", "bits_figure"),
 }
 
 
@@ -161,6 +162,9 @@ def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
         used |= {f"{kind}.{name}.corpus": exhibit.corpus for name, exhibit in getattr(experiment, kind).items()}
     if experiment.groups is not None:
         used["groups.corpus"] = experiment.groups.corpus
+    if experiment.leak is not None:
+        used |= {f"leak.rows.{number}.corpus": row.corpus for number, row in enumerate(experiment.leak.rows)}
+        used |= {f"leak.corpora.{number}": corpus for number, corpus in enumerate(experiment.leak.corpora)}
     for key, corpus in used.items():
         if corpus not in corpora.REGISTRY:
             yield key, f"expected a corpus of the registry ({', '.join(corpora.REGISTRY)}), got {corpus}"

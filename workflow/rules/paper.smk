@@ -90,7 +90,7 @@ rule claims:
         mem_mb=500,
     params:
         scale=lambda wildcards: experiment.model_copy(
-            update={"groups": None}
+            update={"groups": None, "leak": None, "bits": None}
         ).model_dump_json(),
         results=lambda wildcards: in_results("", wildcards),
     message:
@@ -114,7 +114,7 @@ rule cost:
 # What the repository keeps of a run: all that is small. Run by hand, since it replaces what is committed.
 rule reference:
     input:
-        [exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED + GROUPS],
+        [exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS],
         GROUPS_PAGE,
         rules.claims.output,
     output:
