@@ -23,7 +23,10 @@ include: "workflow/rules/paper.smk"
 rule all:
     default_target: True
     input:
-        [exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS],
+        [
+            exhibit_files(kind, name)
+            for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS
+        ],
         GROUPS_PAGE,
         "<results>/claims.md",
 

@@ -286,19 +286,20 @@ class Experiment(Strict):
                 raise ValueError(f"figures.{key}.rows: expected a row of kind pretrained to measure against, got none")
         if self.groups is not None:
             self._check_groups(self.groups)
-        for number, row in enumerate(self.leak.rows if self.leak else []):
-            self._check_leak(row, f"leak.rows.{number}")
+        self._check_leak(self.leak.rows if self.leak else [])
         return self
 
-    def _check_leak(self, row: LeakRow, where: str) -> None:
-        _known(row.model, self.model_settings, f"{where}.model", "model_settings")
-        _known(row.method, self.methods, f"{where}.method", "methods")
-        method = self.methods[row.method]
-        if method.kind != "focus" or method.adapter.balance in OWN_STATE:
-            raise ValueError(
-                f"{where}.method: expected one of kind focus and no balance of {', '.join(sorted(OWN_STATE))}, "
-                f"got {row.method}"
-            )
+    def _check_leak(self, rows: list[LeakRow]) -> None:
+        for number, row in enumerate(rows):
+            where = f"leak.rows.{number}"
+            _known(row.model, self.model_settings, f"{where}.model", "model_settings")
+            _known(row.method, self.methods, f"{where}.method", "methods")
+            method = self.methods[row.method]
+            if method.kind != "focus" or method.adapter.balance in OWN_STATE:
+                raise ValueError(
+                    f"{where}.method: expected kind focus without balance {' or '.join(sorted(OWN_STATE))}, "
+                    f"got {row.method}"
+                )
 
     def _check_groups(self, groups: GroupsSettings) -> None:
         _known(groups.model, self.model_settings, "groups.model", "model_settings")

@@ -29,8 +29,8 @@ from focus.progress import Progress
 from focus.provenance import write_result
 
 NOISE = 1e-3
-"""Largest change of a logit that is rounding: hard groups are computed in an order that later tokens decide, and float32
-logits of some 20 carry errors of 1e-5 to 1e-4. A balance whose changes stay below sees no later token."""
+"""Largest change of a logit that is rounding: later tokens decide the order in which hard groups are computed, and
+float32 logits of some 20 carry errors of 1e-5 to 1e-4. A balance whose changes stay below sees no later token."""
 ROWS = 64
 MODES = {"soft": None, "hard-k1": 1}
 
@@ -176,6 +176,6 @@ def _difference(before: Tensor, after: Tensor) -> tuple[float, float, int]:
 
 
 def _divergences(before: Tensor, after: Tensor) -> Iterator[float]:
-    for old, new in zip(before.split(ROWS), after.split(ROWS), strict=True):
-        old, new = old.double().log_softmax(dim=-1), new.double().log_softmax(dim=-1)
+    for parts in zip(before.split(ROWS), after.split(ROWS), strict=True):
+        old, new = (part.double().log_softmax(dim=-1) for part in parts)
         yield (old.exp() * (old - new)).sum().item()

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from focus.method_config import OWN_STATE, Balance, FocusConfig
 from focus.strict import Count, Distinct, Name, NonNegative, Positive, Strict
 
+
 class LeakRow(Strict):
     """Trained centroids that are looked at."""
 
@@ -36,7 +37,8 @@ class LeakMeasure(Strict):
     def _consistent(self) -> LeakMeasure:
         if "sinkhorn" not in self.balances or OWN_STATE & set(self.balances):
             raise ValueError(
-                f"balances: expected sinkhorn and none of {', '.join(sorted(OWN_STATE))}, got {', '.join(self.balances)}"
+                f"balances: expected sinkhorn, and neither {' nor '.join(sorted(OWN_STATE))}, "
+                f"got {', '.join(self.balances)}"
             )
         if self.changed_windows > self.windows:
             raise ValueError(f"changed_windows: expected at most windows ({self.windows}), got {self.changed_windows}")
@@ -70,7 +72,7 @@ class BitsTraining(Strict):
     steps: Count = Field(300, description="optimiser steps, with fresh bits each")
     learning_rate: Positive = Field(1.0e-2, description="peak learning rate of AdamW")
     batch_tokens: Count = Field(1024, description="tokens of a step, at least one sequence")
-    evaluation_tokens: Count = Field(65536, description="fresh tokens that the loss is measured on, at least 2 sequences")
+    evaluation_tokens: Count = Field(65536, description="fresh bits the loss is measured on, at least two sequences")
 
     @model_validator(mode="after")
     def _consistent(self) -> BitsTraining:

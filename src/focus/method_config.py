@@ -44,8 +44,8 @@ class FocusConfig(Strict):
     steepness: Positive = Field(10.0, description="lam of Eq. 2; the paper gives no value")
     balance: Balance = Field(
         "potentials",
-        description="what keeps groups even: the paper's sinkhorn (sees the future), sinkhorn over each prefix (causal, "
-        "but dear and without a cache; for comparison), frozen potentials, nothing "
+        description="what keeps groups even: the paper's sinkhorn (sees the future), sinkhorn over each prefix "
+        "(causal, but no cache can decode it; for comparison), frozen potentials, nothing "
         "(softmax), losses on uneven groups (entropy), those on a router that reads detached inputs (stop_gradient), "
         "centroids that are moving averages (ema), or k-means now and then (recluster)",
     )

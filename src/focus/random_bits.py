@@ -2,7 +2,8 @@
 
 No causal model can go below ln 2 nats a bit, so a lower held-out loss proves that the groups tell of later bits. With
 trains "everything" the model starts from random weights; with "centroids" the model has first learnt, with full
-attention, sequences whose bits are biased alike (which makes it count the bits it has seen), and is frozen.
+attention, bits of which every other sequence holds as many ones as zeros, and is frozen: so it counts what it has seen,
+and starts close to the floor, below which whatever the centroids let it see must take it.
 """
 
 from __future__ import annotations
@@ -34,20 +35,20 @@ NOTHING = Training(phases=[])
 class Bits:
     """Batches by number: `batches[n]` is int64 [batch_size, context], a function of the seed and n alone.
 
-    Fair bits; with `biased`, each sequence has a probability of its own, evenly drawn from 0 to 1.
+    Fair bits; with `even`, every other sequence holds as many ones as zeros (one less if the context is odd).
     """
 
-    def __init__(self, context: int, batch_size: int, seed: str, *, biased: bool = False):
-        self.context, self.batch_size, self.seed, self.biased = context, batch_size, seed, biased
+    def __init__(self, context: int, batch_size: int, seed: str, *, even: bool = False):
+        self.context, self.batch_size, self.seed, self.even = context, batch_size, seed, even
 
     def __getitem__(self, number: int) -> Tensor:
         key = hashlib.sha256(f"bits:{self.seed}:{number}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:7], "big"))
-        shape = (self.batch_size, self.context)
-        if not self.biased:
-            return torch.randint(2, shape, generator=generator)
-        chance = torch.rand((self.batch_size, 1), generator=generator)
-        return (torch.rand(shape, generator=generator) < chance).long()
+        bits = torch.randint(2, (self.batch_size, self.context), generator=generator)
+        if self.even:
+            ranks = torch.rand(bits.shape, generator=generator).argsort(dim=1)
+            bits[::2] = (ranks[::2] < self.context // 2).long()
+        return bits
 
 
 def run(job: BitsJob, output: Path) -> None:
@@ -57,7 +58,7 @@ def run(job: BitsJob, output: Path) -> None:
     model = build(job)
     base = None
     if job.trains == "centroids":
-        learn(model, METHODS["full_finetuning"], job, "everything", biased=True)
+        learn(model, METHODS["full_finetuning"], job, "everything", even=True)
         base = measure(model, job)
     method, settings = METHODS["focus"], FocusSettings(kind="focus", label="", adapter=adapter, training=NOTHING)
     method.attach(model, settings, window=adapter.window, seed=job.seed)
@@ -91,11 +92,13 @@ def build(job: BitsJob) -> GPT2LMHeadModel:
     shape = {"n_layer": settings.layers, "n_embd": settings.width, "n_head": settings.heads, "n_positions": job.length}
     quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0, "bos_token_id": 0, "eos_token_id": 1}
     torch.manual_seed(job.seed)
-    config = GPT2Config(vocab_size=2, initializer_range=settings.initial_std, tie_word_embeddings=False, **shape, **quiet)
+    config = GPT2Config(
+        vocab_size=2, initializer_range=settings.initial_std, tie_word_embeddings=False, **shape, **quiet
+    )
     return GPT2LMHeadModel(config).eval()
 
 
-def learn(model: GPT2LMHeadModel, method: MethodKind, job: BitsJob, trains: Trains, *, biased: bool = False) -> dict:
+def learn(model: GPT2LMHeadModel, method: MethodKind, job: BitsJob, trains: Trains, *, even: bool = False) -> dict:
     """Train in place, with the trainer of every other table, and return its metrics."""
     settings, size = job.training, max(1, job.training.batch_tokens // job.length)
     training = Training(
@@ -104,8 +107,8 @@ def learn(model: GPT2LMHeadModel, method: MethodKind, job: BitsJob, trains: Trai
         calibration_windows=CALIBRATION_WINDOWS,
         checkpoint_every=settings.steps,
     )
-    name = f"bits {job.balance} T={job.length} {'biased' if biased else trains}"
-    batches = Bits(job.length, size, f"{job.seed}:{'biased' if biased else 'fair'}", biased=biased)
+    name = f"bits {job.balance} T={job.length} {'before' if even else trains}"
+    batches = Bits(job.length, size, f"{job.seed}:{'even' if even else 'fair'}", even=even)
     with tempfile.TemporaryDirectory() as folder:
         store = Checkpoints(Path(folder), name)
         return fit(model, training, method, batches, dtype=torch.float32, seed=job.seed, store=store, name=name)

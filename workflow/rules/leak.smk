@@ -32,7 +32,9 @@ if LEAK:
             code=code("focus.leak"),
             model="<results>/models/{model}.json",
             corpus="<results>/corpora/{corpus}.json",
-            others=[f"<results>/corpora/{name}.json" for name in experiment.leak.corpora],
+            others=[
+                f"<results>/corpora/{name}.json" for name in experiment.leak.corpora
+            ],
             weights="<results>/training/{model}/{corpus}/{method}/seed{seed}/weights",
         output:
             "<results>/leak/{model}/{corpus}/{method}/seed{seed}.json",

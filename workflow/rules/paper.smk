@@ -114,7 +114,10 @@ rule cost:
 # What the repository keeps of a run: all that is small. Run by hand, since it replaces what is committed.
 rule reference:
     input:
-        [exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS],
+        [
+            exhibit_files(kind, name)
+            for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS
+        ],
         GROUPS_PAGE,
         rules.claims.output,
     output:

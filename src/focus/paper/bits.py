@@ -138,16 +138,17 @@ def _notes(known: list[Point]) -> list[str]:
     settings, first = results[0]["settings"]["training"], known[0].first
     adapter = settings["adapter"]
     return [
-        f"Independent fair bits: the floor is ln 2 = {first['floor']:.6f} nats a bit for whatever sees no later bit. Sees "
-        f"the future: below it by more than {CERTAIN:g} standard errors in every seed; a loss at the floor proves "
+        f"Independent fair bits: the floor is ln 2 = {first['floor']:.6f} nats a bit for whatever sees no later bit. "
+        f"Sees the future: below it by more than {CERTAIN:g} standard errors in every seed; a loss at the floor proves "
         "nothing, as the model may not have learnt to use what it sees.",
-        "Told the number of ones: the mean loss of whoever knows in advance how many bits of the sequence are 1, and no "
-        "more. Column sums over the sequence tell that much.",
+        "Told the number of ones: the mean loss of whoever knows in advance how many bits of the sequence are 1, and "
+        "no more. Column sums over the sequence tell that much.",
         f"GPT-2 of {settings['layers']} layers, width {settings['width']}, {settings['heads']} heads; "
-        f"{settings['steps']} steps of {settings['batch_tokens']:,} fresh bits, AdamW at {settings['learning_rate']:g}; "
-        f"K={adapter['groups']}, w={adapter['window']}, tau={adapter['temperature']:g}, gate {adapter['gate']} with "
+        f"{settings['steps']} steps of {settings['batch_tokens']:,} fresh bits, AdamW at "
+        f"{settings['learning_rate']:g}; K={adapter['groups']}, w={adapter['window']}, "
+        f"tau={adapter['temperature']:g}, gate {adapter['gate']} with "
         f"lam={adapter['steepness']:g}, {adapter['sinks']} sinks. Measured on some "
         f"{settings['evaluation_tokens']:,} fresh bits a seed; ± is the standard error over sequences.",
-        "Centroids alone: the model has first learnt, with full attention and as many steps, sequences with a bias of "
-        "their own, so that it counts the bits it has seen; then it is frozen. On fair bits it starts above the floor.",
+        "Centroids alone: the model has first learnt, with full attention and as many steps, bits of which every other "
+        "sequence holds as many ones as zeros, so that it counts the bits it has seen; then it is frozen.",
     ]

@@ -44,7 +44,9 @@ def _panel(axes: Axes, known: list[Point], colours: dict) -> None:
     lengths = sorted({point.length for point in known})
     bounds = {point.length: point.first["count_bound"] for point in known}
     axes.axhline(known[0].first["floor"], color="black", linewidth=0.9, label="floor, ln 2")
-    axes.plot(lengths, [bounds[length] for length in lengths], color="0.4", linestyle=":", label="told the number of ones")
+    axes.plot(
+        lengths, [bounds[length] for length in lengths], color="0.4", linestyle=":", label="told the number of ones"
+    )
     for number, (balance, colour) in enumerate(colours.items()):
         mine = sorted((point for point in known if point.balance == balance), key=lambda point: point.length)
         shift = APART ** (number - (len(colours) - 1) / 2)

@@ -1,4 +1,4 @@
-"""Whether trained groups see the future, and what their gain is without it (PAPER.md 4.1), from `focus leak measure`."""
+"""Whether trained groups see the future, and their gain without it (PAPER.md 4.1), from `focus leak measure`."""
 
 from __future__ import annotations
 
@@ -140,8 +140,8 @@ def _seen(name: str, results: list[dict]) -> Grid:
     compared = " and ".join(f"{positions[change]['positions']:,} ({CHANGES[change]})" for change in CHANGES)
     said = (
         f"Logits of earlier positions when one token of a window's second half becomes another, or all of it another "
-        f"text's: the largest change, and the mean KL divergence in nats; {compared} positions. Causal: no change above "
-        f"{results[0]['metrics']['noise']:g}, which rounding explains. Of several seeds the largest."
+        f"text's: the largest change, and the mean KL divergence in nats; {compared} positions. Causal: no change "
+        f"above {results[0]['metrics']['noise']:g}, which rounding explains. Of several seeds the largest."
     )
     return Grid(f"{name}: what later tokens change", [*header, "Causal", "Declared"], lines, [said])
 
@@ -167,9 +167,9 @@ def _gain(name: str, results: list[dict]) -> Grid:
     windows = base[0]
     reasons = dict.fromkeys(reason for result in results if (reason := share(result, "sinkhorn").reason))
     said = [
-        f"Held-out perplexity under the gate: {len(windows)} windows of {results[0]['metrics']['context']} tokens; errors "
-        f"over {statistics.units(windows)}, of ratios paired. Share: of the gain in nats a token that the same centroids "
-        "have under sinkhorn.",
+        f"Held-out perplexity under the gate: {len(windows)} windows of {results[0]['metrics']['context']} tokens; "
+        f"errors over {statistics.units(windows)}, of ratios paired. Share: of the gain in nats a token that the same "
+        "centroids have under sinkhorn.",
         *(f"{sentence(reason)} So no share of a gain can survive." for reason in reasons),
     ]
     return Grid(f"{name}: the gain", ["Balance", "Perplexity", "Ratio to pretrained", "Share of the gain"], lines, said)
@@ -195,8 +195,8 @@ def _dominance(name: str, results: list[dict]) -> Grid:
         lines.append([balance, *line, mean_over_seeds(worst, percent)])
     groups = results[0]["settings"]["settings"]["adapter"]["groups"]
     said = (
-        f"Share of a window's tokens in its fullest group under the gate, mean over held-out windows and layers; even is "
-        f"{percent(1 / groups)}. Trained on `{results[0]['settings']['corpus']}`."
+        f"Share of a window's tokens in its fullest group under the gate, mean over held-out windows and layers; even "
+        f"is {percent(1 / groups)}. Trained on `{results[0]['settings']['corpus']}`."
     )
     return Grid(f"{name}: the largest group", ["Balance", *corpora, "Worst layer and text"], lines, [said])
 
@@ -223,14 +223,14 @@ def _notes(results: list[dict]) -> list[str]:
             else f"calibrated on {leak['calibration_windows']} training windows, as a moving average over them would be"
         )
         notes.append(
-            f"`{settings['model']}`: {sentence(revisions['model']['note'])} `{settings['method']}`: K={adapter['groups']}, "
-            f"w={settings['model_settings']['window']}, gate {adapter['gate']}, trained under balance "
-            f"{adapter['balance']} on `{settings['corpus']}` ({trained}). Frozen potentials: {potentials}. "
+            f"`{settings['model']}`: {sentence(revisions['model']['note'])} `{settings['method']}`: "
+            f"K={adapter['groups']}, w={settings['model_settings']['window']}, gate {adapter['gate']}, trained under "
+            f"balance {adapter['balance']} on `{settings['corpus']}` ({trained}). Frozen potentials: {potentials}. "
             f"{result['provenance']['dtype']} on {result['provenance']['device']}."
         )
     notes.append(
-        "Projection and centroids are the same in every row; only the balance changes. sinkhorn: over the sequence, as the "
-        "paper has it; prefix: over the tokens up to each, which is causal; potentials: sinkhorn's column scale, frozen; "
-        "softmax: no balance. entropy, stop_gradient and recluster assign as softmax does once they are trained."
+        "Projection and centroids are the same in every row; only the balance changes. sinkhorn: over the sequence, as "
+        "the paper has it; prefix: over the tokens up to each, which is causal; potentials: sinkhorn's column scale, "
+        "frozen; softmax: no balance. Once trained, entropy, stop_gradient and recluster assign as softmax does."
     )
     return notes
