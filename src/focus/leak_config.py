@@ -25,7 +25,7 @@ class LeakMeasure(Strict):
         ["sinkhorn", "prefix", "potentials", "softmax"],
         description="sinkhorn among them, against which the share that survives is taken, but not ema or recluster",
     )
-    windows: Count = Field(8, description="held-out windows whose perplexity is measured")
+    windows: int = Field(8, ge=2, description="held-out windows whose perplexity is measured")
     changed_windows: Count = Field(2, description="of these, the first in which later tokens are changed")
     corpora: list[Name] = Field([], description="other corpora on whose held-out windows dominance is measured, too")
     other_windows: Count = Field(4, description="held-out windows of each of the other corpora")
@@ -62,9 +62,7 @@ Trains = Literal["everything", "centroids"]
 class BitsTraining(Strict):
     """A tiny GPT-2 that learns to predict independent fair bits, which no causal model can: its floor is ln 2."""
 
-    adapter: FocusConfig = Field(
-        FocusConfig(groups=4, window=1, sinks=0), description="its balance is one of `balances`"
-    )
+    adapter: FocusConfig = Field(description="what every model has; its balance is one of `balances`")
     layers: Count = Field(2, description="transformer layers")
     width: Count = Field(32, description="hidden size, a multiple of heads")
     heads: Count = Field(2, description="attention heads")

@@ -177,6 +177,8 @@ def _misplaced(experiment: Experiment) -> Iterator[tuple[str, str]]:
     for name, method in experiment.methods.items():
         if method.kind == "focus" and "window" in method.adapter.model_fields_set:
             yield f"methods.{name}.adapter.window", "comes from the method's window or the model's, leave it out here"
+    if experiment.bits and "balance" in experiment.bits.adapter.model_fields_set:
+        yield "bits.adapter.balance", "comes from bits.balances, leave it out here"
 
 
 def _exhibits(experiment: Experiment) -> Iterator[tuple[str, str]]:

@@ -146,7 +146,7 @@ LEAK = """
 leak:
   rows: [{model: gpt2-mini, corpus: austen, method: focus}]
   corpora: [essays]
-bits: {balances: [sinkhorn, softmax], lengths: [16], trains: [everything]}
+bits: {balances: [sinkhorn, softmax], lengths: [16], trains: [everything], adapter: {groups: 2}}
 """
 
 
