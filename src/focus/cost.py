@@ -29,7 +29,7 @@ NAMES = {"seed", "method", "label", "learning_rate"}
 AMOUNTS = NAMES | {
     *("steps", "batch_size", "accumulation", "context", "checkpoint_every", "calibration_windows", "warmup", "corpora"),
     *("windows", "stride", "tasks", "corpus", "window", "training", "items", "max_new_tokens"),
-    *("passage_tokens", "pairs"),
+    *("passage_tokens", "pairs", "changed_windows", "other_windows", "length", "batch_tokens", "evaluation_tokens"),
 }
 TRAINS = ("training", "pretraining")
 
