@@ -13,7 +13,8 @@ from focus.method_config import READS, FocusConfig
 from focus.provenance import read_result
 
 LENGTH = 8
-SMALL = {"layers": 1, "width": 16, "heads": 2, "steps": 60, "batch_tokens": 512, "evaluation_tokens": 16384}
+SHAPE = {"layers": 1, "width": 16, "heads": 2}
+SMALL = SHAPE | {"steps": 100, "learning_rate": 3e-2, "batch_tokens": 512, "evaluation_tokens": 32768}
 ADAPTER = FocusConfig(groups=2, window=0, sinks=0, routing_dim=4, recluster_every=10)
 
 
