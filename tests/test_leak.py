@@ -100,7 +100,8 @@ def test_the_divergence_is_that_of_both_distributions():
     for own, next_one in ((one, other), (other, one)):
         swapped = torch.cat([own.tokens[:12], next_one.tokens[12:]])
         with torch.no_grad():
-            before, after = (model(input_ids=ids[None]).logits[0, :12].softmax(-1) for ids in (own.tokens, swapped))
+            both = [model(input_ids=ids[None]).logits[0, :12].double() for ids in (own.tokens, swapped)]
+        before, after = (logits.softmax(dim=-1) for logits in both)
         total += (before * (before / after).log()).sum().item()
     assert found["mean_kl"] == pytest.approx(total / 24, rel=1e-3)
 

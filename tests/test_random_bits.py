@@ -14,7 +14,7 @@ from focus.provenance import read_result
 
 LENGTH = 8
 SHAPE = {"layers": 1, "width": 16, "heads": 2}
-SMALL = SHAPE | {"steps": 100, "learning_rate": 3e-2, "batch_tokens": 512, "evaluation_tokens": 32768}
+SMALL = SHAPE | {"steps": 200, "learning_rate": 1e-2, "batch_tokens": 512, "evaluation_tokens": 32768}
 ADAPTER = FocusConfig(groups=2, window=0, sinks=0, routing_dim=4, recluster_every=10)
 
 
