@@ -20,13 +20,17 @@ include: "workflow/rules/evaluation.smk"
 include: "workflow/rules/gates.smk"
 include: "workflow/rules/speed.smk"
 include: "workflow/rules/groups.smk"
+include: "workflow/rules/leak.smk"
 include: "workflow/rules/paper.smk"
 
 
 rule all:
     default_target: True
     input:
-        [exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED + GROUPS],
+        [
+            exhibit_files(kind, name)
+            for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS
+        ],
         GROUPS_PAGE,
         "<results>/claims.md",
 
@@ -35,7 +39,7 @@ rule tables:
     input:
         [
             exhibit_files(kind, name)
-            for kind, name in EXHIBITS + SPEED + GROUPS
+            for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS
             if kind == "tables"
         ],
 
@@ -44,13 +48,13 @@ rule figures:
     input:
         [
             exhibit_files(kind, name)
-            for kind, name in EXHIBITS + SPEED + GROUPS
+            for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS
             if kind == "figures"
         ],
         GROUPS_PAGE,
 
 
-# A target per table and figure (headline is both, speed and groups all of their own), and one per model with all of its rows.
+# A target per table and figure (headline is both; speed, groups, leak and bits are all of their own), and one per model with all of its rows.
 for target in sorted({name for _, name in EXHIBITS}):
 
     rule:
@@ -81,6 +85,20 @@ if GROUPS:
         input:
             [exhibit_files(kind, name) for kind, name in GROUPS],
             GROUPS_PAGE,
+
+
+if LEAK:
+
+    rule leak:
+        input:
+            [exhibit_files(kind, name) for kind, name in LEAK],
+
+
+if BITS:
+
+    rule bits:
+        input:
+            [exhibit_files(kind, name) for kind, name in BITS],
 
 
 for model in experiment.models:

@@ -133,7 +133,7 @@ def test_each_layer_attends_as_defined(family, attention, monkeypatch):
 
 
 @pytest.mark.parametrize("attention", ["soft", "hard"])
-@pytest.mark.parametrize("balance", [*PER_TOKEN, "sinkhorn"])
+@pytest.mark.parametrize("balance", [*PER_TOKEN, "prefix", "sinkhorn"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_changes_nothing(balance, attention, side):
     model, ids = compose(tiny("llama-gqa"), FocusConfig(**SMALL, balance=balance)), tokens()
@@ -146,7 +146,7 @@ def test_padding_changes_nothing(balance, attention, side):
 
 
 @pytest.mark.parametrize("attention", ["soft", "hard"])
-@pytest.mark.parametrize("balance", [*PER_TOKEN, "sinkhorn"])
+@pytest.mark.parametrize("balance", [*PER_TOKEN, "prefix", "sinkhorn"])
 @pytest.mark.parametrize("family", ["gpt2", "gemma2"])
 def test_only_sinkhorn_sees_the_future(family, balance, attention):
     model, ids = compose(tiny(family), FocusConfig(**SMALL, balance=balance)), tokens()

@@ -22,7 +22,7 @@ from focus.provenance import read_result
 from focus.router import Router, Seen
 
 SMALL = {"groups": 4, "window": 4, "routing_dim": 4, "sinks": 1, "top_k": 1}
-BALANCES = ["sinkhorn", "potentials", "softmax", "entropy", "stop_gradient", "ema", "recluster"]
+BALANCES = ["sinkhorn", "prefix", "potentials", "softmax", "entropy", "stop_gradient", "ema", "recluster"]
 TOKENS = torch.arange(2 * 24).reshape(2, 24) * 7 % 250
 SHARES = st.lists(st.lists(st.floats(0.01, 1), min_size=4, max_size=4), min_size=2, max_size=9)
 

@@ -138,10 +138,11 @@ def test_a_sliding_layer_remembers_no_more_than_its_keys():
     assert lengths == [layer.keys.shape[2] for layer in cache.layers] == [8, 24, 8]
 
 
-def test_sinkhorn_cannot_decode_and_says_so():
-    model = composed("llama-gqa", balance="sinkhorn")
+@pytest.mark.parametrize(("balance", "others"), [("sinkhorn", "later"), ("prefix", "earlier")])
+def test_a_balance_that_reads_other_tokens_cannot_decode_and_says_so(balance, others):
+    model = composed("llama-gqa", balance=balance)
     with pytest.raises(
-        UserError, match=r"sinkhorn cannot decode .* depend on later tokens; expected balance potentials"
+        UserError, match=rf"{balance} cannot decode .* depend on {others} tokens; expected balance potentials"
     ):
         model.generate(tokens(), max_new_tokens=2, attention_mask=torch.ones(2, 24))
     model.generate(tokens(), max_new_tokens=2, attention_mask=torch.ones(2, 24), use_cache=False)

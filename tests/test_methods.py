@@ -111,10 +111,10 @@ def test_pairs_kept_are_those_of_the_mask(window, sinks, length):
     assert METHODS["window"].pairs_kept(settings, window, length) == pytest.approx(tuple(map(float, expected)))
 
 
-def test_only_sinkhorn_cannot_decode():
+def test_only_sinkhorn_over_the_sequence_or_over_prefixes_cannot_decode():
     for balance in get_args(Balance):
         method = focus_method([EVERYTHING], {"balance": balance})
-        assert METHODS["focus"].decodes(method) == (balance != "sinkhorn")
+        assert METHODS["focus"].decodes(method) == (balance not in ("sinkhorn", "prefix"))
 
 
 @pytest.mark.parametrize("kind", ["full_finetuning", "focus"])

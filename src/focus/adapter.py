@@ -28,7 +28,7 @@ from transformers import PreTrainedModel
 
 from focus.errors import UserError
 from focus.identity import Base, identify
-from focus.method_config import Attention, FocusConfig
+from focus.method_config import OWN_STATE, Attention, Balance, FocusConfig
 from focus.provenance import write_atomically
 from focus.router import IMPLEMENTATION, Router, Seen
 from focus.wording import mistake
@@ -142,6 +142,20 @@ def observe(model: PreTrainedModel) -> Iterator[list[dict[str, float]]]:
     finally:
         for router in watched:
             router.observed = None
+
+
+def rebalance(model: PreTrainedModel, balance: Balance) -> None:
+    """Let every router use another balance from here on, its projection, centroids and potentials unchanged.
+
+    Raises UserError for ema and recluster, to which other tensors belong.
+    """
+    composition = _composition(model)
+    for name in (composition.config.balance, balance):
+        if name in OWN_STATE:
+            raise UserError(f"balance: expected none of {', '.join(sorted(OWN_STATE))} to change between, got {name}")
+    composition.config = composition.config.model_copy(update={"balance": balance})
+    for router in routers(model):
+        router.config = composition.config
 
 
 @torch.no_grad()

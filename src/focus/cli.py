@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from focus import leak_cli
 from focus.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -27,6 +28,8 @@ groups = typer.Typer(no_args_is_help=True)
 app.add_typer(
     groups, name="groups", help="Look into the groups of a row; write the table, figure and page of a result."
 )
+app.add_typer(leak_cli.leak, name="leak", help="Measure whether trained groups see the future; write the table.")
+app.add_typer(leak_cli.bits, name="bits", help="Learn random bits; write the table and the figure of such results.")
 app.add_typer(config, name="config", help="Check config files, print their schema.")
 
 Job = Annotated[str, typer.Option(help="the job's settings as JSON (focus.jobs)")]

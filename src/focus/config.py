@@ -10,7 +10,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from focus.method_config import Attention, Method
+from focus.leak_config import BitsSettings, LeakRow, LeakSettings
+from focus.method_config import OWN_STATE, Attention, Method
 from focus.strict import Count, Distinct, Name, NonNegative, Positive, Strict
 from focus.wording import among, instead
 
@@ -264,6 +265,8 @@ class Experiment(Strict):
     evaluation: Evaluation = Field(description="how every row is evaluated")
     speed: Speed | None = Field(description="what is timed; null leaves speed out")
     groups: GroupsSettings | None = Field(None, description="whose groups are looked into; null leaves it out")
+    leak: LeakSettings | None = Field(None, description="whose groups may see the future; null leaves it out")
+    bits: BitsSettings | None = Field(None, description="models that learn random bits; null leaves it out")
     tables: dict[Name, Exhibit] = Field(description="per table")
     figures: dict[Name, Exhibit] = Field(description="per figure")
 
@@ -294,7 +297,20 @@ class Experiment(Strict):
                 raise ValueError(f"figures.{key}.rows: expected a row of kind pretrained to measure against, got none")
         if self.groups is not None:
             self._check_groups(self.groups)
+        self._check_leak(self.leak.rows if self.leak else [])
         return self
+
+    def _check_leak(self, rows: list[LeakRow]) -> None:
+        for number, row in enumerate(rows):
+            where = f"leak.rows.{number}"
+            _known(row.model, self.model_settings, f"{where}.model", "model_settings")
+            _known(row.method, self.methods, f"{where}.method", "methods")
+            method = self.methods[row.method]
+            if method.kind != "focus" or method.adapter.balance in OWN_STATE:
+                raise ValueError(
+                    f"{where}.method: expected kind focus without balance {' or '.join(sorted(OWN_STATE))}, "
+                    f"got {row.method}"
+                )
 
     def _check_groups(self, groups: GroupsSettings) -> None:
         _known(groups.model, self.model_settings, "groups.model", "model_settings")

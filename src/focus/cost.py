@@ -29,7 +29,7 @@ NAMES = {"seed", "method", "label", "learning_rate"}
 AMOUNTS = NAMES | {
     *("steps", "batch_size", "accumulation", "context", "checkpoint_every", "calibration_windows", "warmup", "corpora"),
     *("windows", "stride", "tasks", "corpus", "window", "training", "items", "max_new_tokens"),
-    *("passage_tokens", "pairs"),
+    *("passage_tokens", "pairs", "changed_windows", "other_windows", "length", "batch_tokens", "evaluation_tokens"),
 }
 TRAINS = ("training", "pretraining")
 
@@ -289,6 +289,17 @@ def _grouped_tokens(settings: dict, record: Record) -> int:
     return settings["groups"]["windows"] * settings["model_settings"]["context"]
 
 
+def _read_under_balances(settings: dict, record: Record) -> int:
+    """Tokens read: under each balance every window once, and the changed ones three times under both attentions."""
+    leak = settings["leak"]
+    windows = leak["windows"] + 6 * leak["changed_windows"] + len(leak["corpora"]) * leak["other_windows"]
+    return (leak["windows"] + len(leak["balances"]) * windows) * settings["model_settings"]["context"]
+
+
+def _learnt_bits(settings: dict, record: Record) -> int:
+    return settings["training"]["steps"] * max(settings["training"]["batch_tokens"], settings["length"])
+
+
 def _timed_attention(settings: dict, record: Record) -> float:
     """Seconds for which attention is timed: each case as long as it may be, or once where once is longer."""
     longest = max(record.metrics["forward"], key=lambda row: row["length"])
@@ -323,6 +334,8 @@ AMOUNT: dict[str, tuple[Callable[[dict, Record], float | None], Callable[[dict],
     "downstream": (_positions, lambda job: job["downstream"]["batch_size"]),
     "generation": (_written_tokens, lambda job: job["generation"]["context"]),
     "groups": (_grouped_tokens, lambda job: job["model_settings"]["context"]),
+    "leak": (_read_under_balances, lambda job: job["model_settings"]["context"]),
+    "bits": (_learnt_bits, lambda job: max(job["training"]["batch_tokens"], job["length"])),
     "attention": (_timed_attention, lambda job: max(job["lengths"])),
     "methods": (_timed_methods, lambda job: max(job["lengths"])),
 }

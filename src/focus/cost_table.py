@@ -25,6 +25,8 @@ MODULES = {
     "downstream": "focus.evaluation.downstream",
     "generation": "focus.evaluation.generation",
     "groups": "focus.groups",
+    "leak": "focus.leak",
+    "bits": "focus.random_bits",
     "attention": "focus.benchmark",
     "methods": "focus.benchmark_methods",
 }
@@ -41,6 +43,7 @@ READS = {
     "downstream": lambda job: [f"benchmarks/{task}.json" for task in job.downstream.tasks],
     "generation": lambda job: [f"benchmarks/{job.generation.task}.json"],
     "groups": lambda job: [f"corpora/{job.corpus}.json", "taggers/en-core-web-sm.json"],
+    "leak": lambda job: [f"corpora/{name}.json" for name in (job.corpus, *job.leak.corpora)],
 }
 """What the jobs of a kind need beside their model and its training."""
 SPEED = {"speed/attention.json": "attention", "speed/methods.json": "methods"}
@@ -175,6 +178,9 @@ def _described(path: str, experiment: Experiment) -> tuple[str, dict | None, tup
         return "pretraining", job.model_dump(mode="json"), tuple(needs)
     if place in ("models", "corpora", "benchmarks", "taggers"):
         return "fetch", None, ()
+    if place == "bits":
+        job = jobs.bits_job(experiment, rest[0], int(rest[1].removeprefix("t")), rest[2], _seed(rest[3]))
+        return place, job.model_dump(mode="json"), ()
     if place not in READS:
         return place, None, ()
     model, corpus, method, *row = rest
@@ -182,6 +188,8 @@ def _described(path: str, experiment: Experiment) -> tuple[str, dict | None, tup
         job = jobs.train_job(experiment, model, corpus, method, _seed(row[0]))
     elif place == "groups":
         job = jobs.groups_job(experiment)
+    elif place == "leak":
+        job = jobs.leak_job(experiment, model, corpus, method, _seed(row[0]))
     else:
         job = EVALUATIONS[place](experiment, model, corpus, method, row[0], _seed(row[1]))
     needs = [f"models/{model}.json", *READS[place](job)]

@@ -15,7 +15,8 @@ from focus.config import (
     Perplexity,
     Pretraining,
 )
-from focus.method_config import Attention, Method, Training
+from focus.leak_config import BitsTraining, LeakMeasure, Trains
+from focus.method_config import Attention, Balance, Method, Training
 from focus.strict import Count, NonNegative, Positive, Strict
 
 GATE_WINDOWS = 4
@@ -76,6 +77,28 @@ class GroupsJob(_Evaluate):
     """What the groups of one row hold."""
 
     groups: GroupsSettings
+
+
+class LeakJob(Strict):
+    """Whether one row's trained centroids see the future under each balance."""
+
+    model: str
+    model_settings: ModelSettings
+    corpus: str
+    method: str
+    settings: Method
+    seed: int
+    leak: LeakMeasure
+
+
+class BitsJob(Strict):
+    """Learn to predict random bits under one balance."""
+
+    balance: Balance
+    length: Count
+    trains: Trains
+    seed: int
+    training: BitsTraining
 
 
 class TimedRow(Strict):
@@ -170,6 +193,17 @@ def groups_job(experiment: Experiment) -> GroupsJob:
     common = _common(experiment, groups.model, groups.corpus, groups.method, seed)
     top_k = common["settings"].adapter.top_k if groups.attention == "hard" else None
     return GroupsJob(**common, attention=groups.attention, top_k=top_k, groups=groups)
+
+
+def leak_job(experiment: Experiment, model: str, corpus: str, method: str, seed: int) -> LeakJob:
+    """The job of one row of the scale's `leak`, which must not be null."""
+    return LeakJob(**_common(experiment, model, corpus, method, seed), leak=experiment.leak.measure)
+
+
+def bits_job(experiment: Experiment, balance: Balance, length: int, trains: Trains, seed: int) -> BitsJob:
+    """The job of one model of the scale's `bits`, which must not be null."""
+    shared = {"balance": balance, "length": length, "trains": trains, "seed": seed}
+    return BitsJob(**shared, training=experiment.bits.training)
 
 
 def methods_job(experiment: Experiment) -> MethodsJob:

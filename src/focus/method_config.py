@@ -10,7 +10,20 @@ from focus.strict import Count, Distinct, NonNegative, Positive, Strict
 
 Attention = Literal["full", "soft", "hard"]
 Gate = Literal["printed", "centred", "log_sigmoid", "exponential"]
-Balance = Literal["sinkhorn", "potentials", "softmax", "entropy", "stop_gradient", "ema", "recluster"]
+Balance = Literal["sinkhorn", "prefix", "potentials", "softmax", "entropy", "stop_gradient", "ema", "recluster"]
+READS: dict[Balance, Literal["sequence", "past", "token"]] = {
+    "sinkhorn": "sequence",
+    "prefix": "past",
+    "potentials": "token",
+    "softmax": "token",
+    "entropy": "token",
+    "stop_gradient": "token",
+    "ema": "token",
+    "recluster": "token",
+}
+"""What a token's groups depend on: the whole sequence, later tokens included; tokens up to it; or it alone."""
+OWN_STATE: frozenset[Balance] = frozenset({"ema", "recluster"})
+"""Balances whose routers hold more than the others', so that trained centroids cannot change to or from them."""
 
 
 class FocusConfig(Strict):
@@ -31,7 +44,8 @@ class FocusConfig(Strict):
     steepness: Positive = Field(10.0, description="lam of Eq. 2; the paper gives no value")
     balance: Balance = Field(
         "potentials",
-        description="what keeps groups even: the paper's sinkhorn (sees the future), frozen potentials, nothing "
+        description="what keeps groups even: the paper's sinkhorn (sees the future), sinkhorn over each prefix "
+        "(causal, but no cache can decode it; for comparison), frozen potentials, nothing "
         "(softmax), losses on uneven groups (entropy), those on a router that reads detached inputs (stop_gradient), "
         "centroids that are moving averages (ema), or k-means now and then (recluster)",
     )
@@ -67,6 +81,16 @@ class FocusConfig(Strict):
         if "centroids" in self.frozen and self.balance in ("ema", "recluster"):
             raise ValueError(f"frozen must leave out centroids, which balance {self.balance} moves, got {self.frozen}")
         return self
+
+    @property
+    def causal(self) -> bool:
+        """Whether no token's groups depend on later tokens."""
+        return READS[self.balance] != "sequence"
+
+    @property
+    def per_token(self) -> bool:
+        """Whether a token's groups depend on it alone, so that a cache can decode and batches need no care."""
+        return READS[self.balance] == "token"
 
     @property
     def learnt(self) -> set[str]:

@@ -96,6 +96,13 @@ class Router(nn.Module):
                 iterations=config.sinkhorn_iterations,
                 padding_mask=padding_mask,
             )
+        if config.balance == "prefix":
+            return routing.prefix_sinkhorn(
+                scores,
+                temperature=config.temperature,
+                iterations=config.sinkhorn_iterations,
+                padding_mask=padding_mask,
+            )
         if config.balance != "potentials":
             return routing.assign(scores, temperature=config.temperature)
         if self.calibration is not None:
@@ -184,10 +191,11 @@ class Router(nn.Module):
         memory = None if cache is None else memory_of(cache, layer_idx)
         apart = memory is not None and memory.apart
         queries, keys = query.shape[2], key.shape[2] + (memory.get_seq_length() if apart else 0)
-        if keys > queries and self.config.balance == "sinkhorn":
+        if keys > queries and not self.config.per_token:
+            others = "earlier" if self.config.causal else "later"
             raise UserError(
-                "balance: sinkhorn cannot decode with a cache, because its groups depend on later tokens; "
-                "expected balance potentials (or softmax), or generate with use_cache=False"
+                f"balance: {self.config.balance} cannot decode with a cache, because its groups depend on {others} "
+                "tokens; expected balance potentials (or softmax), or generate with use_cache=False"
             )
         new_mask = None if padding_mask is None else padding_mask[:, keys - queries :]
         assignment = self(hidden, new_mask)

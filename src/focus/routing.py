@@ -15,6 +15,9 @@ from torch.nn.functional import normalize, one_hot
 from focus.attention.reference import causal_pairs, near_pairs, same_group, sink_keys
 
 PADDED = -1e30
+PREFIXES = 64
+"""Prefixes balanced at a time by `prefix_sinkhorn`."""
+SMALLEST = 1e-300
 
 
 def scores(hidden: Tensor, projection: Tensor, centroids: Tensor) -> Tensor:
@@ -34,6 +37,34 @@ def sinkhorn(scores: Tensor, *, temperature: float, iterations: int, padding_mas
     """
     columns = _log_column_scale(scores, temperature, iterations, padding_mask)
     return assign(scores, temperature=temperature, potentials=columns)
+
+
+def prefix_sinkhorn(
+    scores: Tensor, *, temperature: float, iterations: int, padding_mask: Tensor | None = None
+) -> Tensor:
+    """Sinkhorn over each prefix: row t is the last row of `sinkhorn` over the tokens up to t, so it is exactly causal.
+
+    scores [B, T, K] -> [B, T, K]. padding_mask: bool [B, T], True = real. Takes T^2 / 2 numbers an iteration, in
+    float64, of which chunks of prefixes are held at a time. Outside the log domain, where prefixes cannot share their
+    exponentials: a token's row scale cancels, so exp is taken below its row's maximum; what float64 still loses
+    (columns apart by a factor of 1e300) is clamped.
+    """
+    logits = scores.double() / temperature
+    real = torch.ones_like(logits[..., 0], dtype=torch.bool) if padding_mask is None else padding_mask
+    first = -torch.logcumsumexp(logits.masked_fill(~real[..., None], PADDED), dim=1)
+    weights = torch.exp(logits - logits.amax(dim=-1, keepdim=True).detach())
+    positions = torch.arange(logits.shape[1], device=logits.device)
+    columns = []
+    for chunk in positions.split(PREFIXES):
+        end = int(chunk[-1]) + 1
+        seen = (positions[:end] <= chunk[:, None]) & real[:, None, :end]
+        known, scale = weights[:, :end], torch.exp(_below_zero(first[:, chunk]))
+        for _ in range(iterations - 1):
+            rows = seen / (scale @ known.transpose(1, 2)).clamp(min=SMALLEST)
+            scale = 1 / (rows @ known).clamp(min=SMALLEST)
+            scale = scale / scale.amax(dim=-1, keepdim=True).detach()
+        columns.append(scale.clamp(min=SMALLEST).log())
+    return torch.softmax(logits + torch.cat(columns, dim=1), dim=-1).to(_high(scores).dtype)
 
 
 def column_potentials(
@@ -162,6 +193,10 @@ def _log_column_scale(scores: Tensor, temperature: float, iterations: int, paddi
         rows = -torch.logsumexp(logits + columns, dim=1, keepdim=True)
         columns = -torch.logsumexp(counted + rows, dim=2, keepdim=True)
     return columns.squeeze(2)
+
+
+def _below_zero(logs: Tensor) -> Tensor:
+    return logs - logs.amax(dim=-1, keepdim=True).detach()
 
 
 def _mean_of_real(values: Tensor, padding_mask: Tensor | None) -> Tensor:

@@ -30,6 +30,7 @@ RULES = {
     *("groups", "fetch_tagger", "groups_analysis", "groups_table", "groups_figure", "groups_page"),
     *("fetch_model", "fetch_corpus", "fetch_benchmark", "pretrain", "train", "perplexity", "downstream"),
     *("generation", "train_everything", "gate_values"),
+    *("leak", "leak_measure", "leak_table", "bits", "bits_train", "bits_table", "bits_figure"),
 }
 
 
@@ -165,6 +166,9 @@ def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
         used |= {f"{kind}.{name}.corpus": exhibit.corpus for name, exhibit in getattr(experiment, kind).items()}
     if experiment.groups is not None:
         used["groups.corpus"] = experiment.groups.corpus
+    if experiment.leak is not None:
+        used |= {f"leak.rows.{number}.corpus": row.corpus for number, row in enumerate(experiment.leak.rows)}
+        used |= {f"leak.corpora.{number}": corpus for number, corpus in enumerate(experiment.leak.corpora)}
     known = corpora.REGISTRY
     for key, corpus in used.items():
         if corpus not in known:
@@ -178,6 +182,8 @@ def _misplaced(experiment: Experiment) -> Iterator[tuple[str, str]]:
     for name, method in experiment.methods.items():
         if method.kind == "focus" and "window" in method.adapter.model_fields_set:
             yield f"methods.{name}.adapter.window", "comes from the method's window or the model's, leave it out here"
+    if experiment.bits and "balance" in experiment.bits.adapter.model_fields_set:
+        yield "bits.adapter.balance", "comes from bits.balances, leave it out here"
 
 
 def _exhibits(experiment: Experiment) -> Iterator[tuple[str, str]]:

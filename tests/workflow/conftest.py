@@ -29,6 +29,10 @@ def trained(experiment) -> set[tuple]:
     groups = experiment.groups
     if groups and groups.model in experiment.models:
         cells.add((groups.model, groups.corpus, groups.method, experiment.seeds_of(groups.model, groups.method)[0]))
+    for row in experiment.leak.rows if experiment.leak else []:
+        if row.model in experiment.models:
+            seeds = experiment.seeds_of(row.model, row.method)
+            cells |= {(row.model, row.corpus, row.method, seed) for seed in seeds}
     return {cell for cell in cells if experiment.methods[cell[2]].training}
 
 

@@ -142,6 +142,29 @@ def test_changed_settings_of_the_groups_leave_everything_else_alone(finished):
     assert planned - {"fetch_tagger"} == made
 
 
+LEAK = """
+leak:
+  rows: [{model: gpt2-mini, corpus: austen, method: focus}]
+  corpora: [essays]
+bits: {balances: [sinkhorn, softmax], lengths: [16], trains: [everything], adapter: {groups: 2}}
+"""
+
+
+def test_the_leak_and_the_bits_are_targets_of_their_own(checkout):
+    (checkout.folder / "over.yaml").write_text(LEAK)
+    over = ("--configfile", "over.yaml")
+    assert not {"leak_measure", "bits_train"} & set(checkout.planned("--config", "leak=null", "bits=null"))
+    assert "leak_measure" not in checkout.planned(*over, "--config", "models=[smollm2-135m-instruct]")
+    checkout.run("leak", "bits", *over)
+    results = checkout.folder / "results/laptop"
+    for path in ("tables/leak.csv", "tables/leak.tex", "tables/bits.csv", "figures/bits.pdf"):
+        assert (results / path).stat().st_size
+    assert "corpora/essays.json --job" in (results / "leak/gpt2-mini/austen/focus/seed0.json").read_text()
+    assert '"balance":"softmax"' in (results / "bits/softmax/t16/everything/seed0.json").read_text()
+    planned = checkout.planned("leak", "bits", *over, "--config", "bits={steps: 5}")
+    assert set(planned) - {"leak", "bits"} == {"bits_train", "bits_table", "bits_figure"}
+
+
 TRADEOFF = """
 speed: {method_lengths: [4096]}
 figures:

@@ -140,6 +140,8 @@ def exhibit_slice(kind, name):
             "speed": None,
             "groups": None,
             "keep_weights": "all",
+            "leak": None,
+            "bits": None,
             "tables": {},
             "figures": {},
             kind: {name: exhibit.model_copy(update={"models": models})},
@@ -246,6 +248,10 @@ def recorded_exhibits():
         exhibits["speed"] = [SPEED_RESULT]
     if GROUPS:
         exhibits["groups"] = [GROUPS_RESULT]
+    if LEAK:
+        exhibits["leak"] = LEAK_RESULTS
+    if BITS:
+        exhibits["bits"] = BITS_RESULTS
     return {
         name: [path.removeprefix("<results>/") for path in paths]
         for name, paths in exhibits.items()

@@ -93,7 +93,12 @@ rule claims:
         mem_mb=500,
     params:
         scale=lambda wildcards: experiment.model_copy(
-            update={"groups": None, "keep_weights": "all"}
+            update={
+                "groups": None,
+                "leak": None,
+                "bits": None,
+                "keep_weights": "all",
+            }
         ).model_dump_json(),
         results=lambda wildcards: in_results("", wildcards),
     message:
@@ -117,7 +122,10 @@ rule cost:
 # What the repository keeps of a run: all that is small. Run by hand, since it replaces what is committed.
 rule reference:
     input:
-        [exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED + GROUPS],
+        [
+            exhibit_files(kind, name)
+            for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS
+        ],
         GROUPS_PAGE,
         rules.claims.output,
     output:

@@ -76,8 +76,8 @@ class Focus(MethodKind):
         """The groups decide."""
 
     def decodes(self, settings: Method) -> bool:
-        """Unless the groups depend on later tokens."""
-        return settings.adapter.balance != "sinkhorn"
+        """Where a token's groups depend on it alone."""
+        return settings.adapter.per_token
 
     def backend(self, model: PreTrainedModel) -> str:
         """focus, the attention chosen and what last computed it, or what full attention runs."""

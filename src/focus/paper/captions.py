@@ -17,7 +17,7 @@ SYMBOLS = {"groups": "K", "window": "w", "routing_dim": "d_g", "temperature": "t
 ALWAYS = (*SYMBOLS, "gate", "balance", "sinks")
 LOSSES = ("entropy", "stop_gradient")
 READ_BY = {
-    "sinkhorn_iterations": ("sinkhorn", "potentials"),
+    "sinkhorn_iterations": ("sinkhorn", "prefix", "potentials"),
     "potential_momentum": ("potentials",),
     "balance_weight": LOSSES,
     "entropy_weight": LOSSES,

@@ -25,6 +25,8 @@ KEPT = (
     "speed/*.json",
     "taggers/*.json",
     "groups/**/*.json",
+    "leak/**/*.json",
+    "bits/**/*.json",
 )
 LARGEST = 1 << 20
 
