@@ -10,12 +10,12 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from focus.long_config import LongInputs, Recall
 from focus.method_config import Attention, Method
-from focus.strict import Count, Distinct, Name, NonNegative, Positive, Strict
+from focus.strict import Count, Distinct, Name, NonNegative, Positive, Precision, Strict
 
 Task = Literal["hellaswag", "arc_easy", "piqa", "lambada", "truthfulqa_mc1"]
 Column = Literal["perplexity", "ratio", "far_pairs", "parameters", "dominance", "stability", "collapse"]
-Precision = Literal["auto", "float32", "bfloat16"]
 
 
 class Pretraining(Strict):
@@ -137,6 +137,8 @@ class Evaluation(Strict):
     perplexity: Perplexity = Field(description="held-out perplexity")
     downstream: Downstream = Field(description="the tasks")
     generation: Generation = Field(Generation(), description="answers written by the rows themselves")
+    long_inputs: LongInputs = Field(LongInputs(), description="the tasks with each item behind other tokens")
+    recall: Recall = Field(Recall(), description="hidden numbers and passages that come twice")
 
 
 class Exhibit(Strict):
@@ -155,17 +157,36 @@ class Exhibit(Strict):
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
     tasks: dict[Task, Count] | None = Field(None, description="items of further tasks of these rows, with downstream")
     generation: bool = Field(False, description="whether the rows also write answers")
-    shows: Literal["quality", "dominance", "tradeoff"] = Field(
+    long_inputs: bool = Field(False, description="whether the rows also answer the tasks behind other tokens")
+    recall: bool = Field(False, description="whether the rows also recall numbers and passages; so in shows recall")
+    control: Name | None = Field(
+        None, description="a method of the rows, such as random groups, against which the tasks are shown once more"
+    )
+    shows: Literal["quality", "dominance", "tradeoff", "recall"] = Field(
         "quality",
         description="figures only: perplexity against pairs kept, the largest group over the steps of training, "
-        "or perplexity against measured speed (Figure 1)",
+        "perplexity against measured speed (Figure 1), or recall over the length of the input",
     )
+
+    @property
+    def measures(self) -> list[str]:
+        """The folders of results that its rows are made of; dominance is drawn from training logs alone."""
+        if self.shows == "dominance":
+            return []
+        measured = {
+            "downstream": self.downstream,
+            "generation": self.generation,
+            "long_inputs": self.long_inputs,
+            "recall": self.recall or self.shows == "recall",
+        }
+        return ["perplexity", *(name for name, wanted in measured.items() if wanted)]
 
 
 FIGURE_MODULES = {
     "quality": "focus.paper.figures",
     "dominance": "focus.paper.dominance",
     "tradeoff": "focus.paper.tradeoff",
+    "recall": "focus.paper.recall_figure",
 }
 """What draws a figure, by what it shows: its function `write`."""
 

@@ -28,7 +28,7 @@ RULES = {
     *("speed", "table6", "table7speed", "bench_attention", "bench_methods", "speed_table", "speed_figure"),
     *("groups", "fetch_tagger", "groups_analysis", "groups_table", "groups_figure", "groups_page"),
     *("fetch_model", "fetch_corpus", "fetch_benchmark", "pretrain", "train", "perplexity", "downstream"),
-    "generation",
+    *("generation", "long_inputs", "recall_tests"),
 }
 
 
