@@ -31,8 +31,8 @@ def _about_needles(settings: dict) -> str:
     return (
         f"Each input holds {len(depths)} sentences with a number of {settings['digits']} digits, at "
         f"{', '.join(f'{depth:g}' for depth in depths)} of held-out text ({settings['windows']} a length), and asks "
-        f"for one. Likeliest: the right number before {others} that are not in the text, chance {100 / (others + 1):.3g}. "
-        "Exact: every digit, greedily."
+        f"for one. Likeliest: the right number before {others} that are not in the text; chance is "
+        f"{100 / (others + 1):.3g}. Exact: every digit, greedily."
     )
 
 
