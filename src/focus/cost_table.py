@@ -23,6 +23,8 @@ MODULES = {
     "perplexity": "focus.evaluation.perplexity",
     "downstream": "focus.evaluation.downstream",
     "generation": "focus.evaluation.generation",
+    "long_inputs": "focus.evaluation.long_inputs",
+    "recall": "focus.evaluation.recall",
     "groups": "focus.groups",
     "attention": "focus.benchmark",
     "methods": "focus.benchmark_methods",
@@ -31,12 +33,19 @@ EVALUATIONS = {
     "perplexity": jobs.perplexity_job,
     "downstream": jobs.downstream_job,
     "generation": jobs.generation_job,
+    "long_inputs": jobs.long_inputs_job,
+    "recall": jobs.recall_job,
 }
 READS = {
     "training": lambda job: [f"corpora/{job.corpus}.json"],
     "perplexity": lambda job: [f"corpora/{job.corpus}.json"],
     "downstream": lambda job: [f"benchmarks/{task}.json" for task in job.downstream.tasks],
     "generation": lambda job: [f"benchmarks/{job.generation.task}.json"],
+    "long_inputs": lambda job: [
+        f"corpora/{job.corpus}.json",
+        *(f"benchmarks/{task}.json" for task in job.long_inputs.tasks),
+    ],
+    "recall": lambda job: [f"corpora/{job.corpus}.json"],
     "groups": lambda job: [f"corpora/{job.corpus}.json", "taggers/en-core-web-sm.json"],
 }
 """What the jobs of a kind need beside their model and its training."""

@@ -21,6 +21,8 @@ KEPT = (
     "perplexity/**/*.json",
     "downstream/**/*.json",
     "generation/**/*.json",
+    "long_inputs/**/*.json",
+    "recall/**/*.json",
     "speed/*.json",
     "taggers/*.json",
     "groups/**/*.json",
