@@ -38,6 +38,11 @@ def test_a_row_needs_what_its_exhibit_shows():
     assert exhibit(shows="dominance", recall=True).measures == []
 
 
+def test_a_control_is_one_of_the_rows():
+    with pytest.raises(ValueError, match="control must be a method of the rows, got moba"):
+        exhibit(control="moba")
+
+
 def test_rows_stand_beside_the_control_of_as_many_groups(tmp_path):
     shown = exhibit(
         downstream=True,

@@ -168,6 +168,12 @@ class Exhibit(Strict):
         "perplexity against measured speed (Figure 1), or recall over the length of the input",
     )
 
+    @model_validator(mode="after")
+    def _consistent(self) -> Exhibit:
+        if self.control is not None and all(row.method != self.control for row in self.rows):
+            raise ValueError(f"control must be a method of the rows, got {self.control}")
+        return self
+
     @property
     def measures(self) -> list[str]:
         """The folders of results that its rows are made of; dominance is drawn from training logs alone."""
