@@ -6,6 +6,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from hypothesis import given
+from hypothesis import settings as examples
 from hypothesis import strategies as st
 from tiny import WINDOW, byte_tokenizer, focus_method, make_world, row_settings, text
 from transformers import GPT2Config, GPT2LMHeadModel
@@ -61,6 +62,7 @@ class Blind(Oracle):
         return torch.zeros(len(places), 257)
 
 
+@examples(max_examples=60, deadline=None)
 @given(
     st.integers(0, 60),
     st.lists(st.tuples(st.floats(0, 1), st.integers(1, 9)), min_size=1, max_size=6),

@@ -43,10 +43,10 @@ def _about(entries: list[Entry], kind: str) -> str:
     behind = entries[0].first.behind[kind]
     cut = sum(values["requests_cut"] for values in behind["tasks"].values())
     settings = entries[0].first.results["long_inputs"]["settings"]["long_inputs"]
+    turns = f"{settings['windows']} different beginnings, in turn" if settings["windows"] > 1 else "the same for all"
     return (
-        f"The items of the short tasks, each behind exactly {behind['tokens']:,} tokens ({settings['windows']} "
-        "different beginnings, in turn); scored alike. Short: the same items without them. "
-        f"{cut or 'No'} requests lost their beginning to fit."
+        f"The items of the short tasks, each behind exactly {behind['tokens']:,} tokens ({turns}); scored alike. "
+        f"Short: the same items without them. {cut or 'No'} requests lost their beginning to fit."
     )
 
 

@@ -26,21 +26,25 @@ def grids(name: str, entries: list[Entry]) -> Iterator[Grid]:
         yield Grid(f"{name}: passages that come twice", *_copies(entries, first), [_about_copies(settings)])
 
 
+def _inputs(settings: dict) -> str:
+    return f"{settings['windows']} input{'s' * (settings['windows'] > 1)} a length"
+
+
 def _about_needles(settings: dict) -> str:
     depths, others = settings["depths"], settings["candidates"] - 1
     return (
         f"Each input holds {len(depths)} sentences with a number of {settings['digits']} digits, at "
-        f"{', '.join(f'{depth:g}' for depth in depths)} of held-out text ({settings['windows']} a length), and asks "
-        f"for one. Likeliest: the right number before {others} that are not in the text; chance is "
+        f"{', '.join(f'{depth:g}' for depth in depths)} of held-out text ({_inputs(settings)}), and asks for "
+        f"one. Likeliest: the right number before {others} that are not in the text; chance is "
         f"{100 / (others + 1):.3g}. Exact: every digit, greedily."
     )
 
 
 def _about_copies(settings: dict) -> str:
     return (
-        f"{settings['passage']} tokens near the beginning come again at the end ({settings['windows']} inputs a "
-        "length). Change: nats a token of the second time minus the first, the lower the more is recalled. Greedy: the "
-        "share of the second's tokens that are the likeliest."
+        f"{settings['passage']} tokens near the beginning come again at the end ({_inputs(settings)}). Change: nats a "
+        "token of the second time minus the first, the lower the more is recalled. Greedy: the share of the second's "
+        "tokens that are the likeliest."
     )
 
 

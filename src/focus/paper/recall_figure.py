@@ -31,6 +31,9 @@ PANELS = {
 }
 """By title: the test, the kind of passage, and the items' value, a share or 0 or 1."""
 
+CHANCE = "Hidden number, likeliest"
+"""The panel of which guessing gets some right."""
+
 
 def write(
     figure: str,
@@ -102,6 +105,9 @@ def _panel(axes: Axes, title: str, entries: list[Entry], colours: dict[str, tupl
                 x, y, yerr=bars, label=entry.label, color=colours[entry.label], marker=marker, markersize=4, linewidth=1
             )
             lengths |= set(x)
+    if title == CHANCE and entries:
+        candidates = entries[0].first.results["recall"]["settings"]["recall"]["candidates"]
+        axes.axhline(1 / candidates, color="0.55", linestyle=":", linewidth=1, zorder=1)
     axes.set(title=title, xscale="log", ylim=(-0.04, 1.04), xlabel="Tokens of the input")
     axes.xaxis.set_major_locator(FixedLocator(sorted(lengths)))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -117,7 +123,7 @@ def _footnote(entries: list[Entry], exhibit: Exhibit, experiment: Experiment, pa
         f"Scale {experiment.scale}, text {exhibit.corpus}, window {window}.",
         f"Numbers of {recall['digits']} digits, likeliest of {recall['candidates']}; passages of {recall['passage']} "
         "tokens from near the beginning, continued greedily at the end.",
-        "Bars: standard error over items, where there are several.",
+        "Dotted: guessing. Bars: standard error over items, where there are several.",
         f"Not run: {'; '.join(missing)}." if missing else "",
     ]
     return textwrap.fill(" ".join(filter(None, sentences)), 40 + 40 * panels)

@@ -49,7 +49,7 @@ def _of_model(model: str, entries: list[Entry], exhibit: Exhibit, root: Path) ->
     grids = [Grid(f"{name}: {columns.TITLES[exhibit.columns[0]]}", *columns.grid(mine, exhibit.columns), lines)]
     if exhibit.downstream and any(entry.runs for entry in mine):
         grids.append(Grid(f"{name}: accuracy, percent", *_accuracy(mine)))
-        if exhibit.control:
+        if exhibit.control and not exhibit.long_inputs:
             title = f"{name}: accuracy against a control"
             grids += filter(None, [contrast.grid(title, mine, exhibit.control, lambda run: run.tasks)])
     if exhibit.generation and any(run.written for entry in mine for run in entry.runs.values()):
