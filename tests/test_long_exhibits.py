@@ -70,7 +70,7 @@ def test_flips_against_the_control_are_those_of_the_items(tmp_path):
     shown = exhibit(downstream=True, control="focus-untrained")
     settings = made(tmp_path, shown)
     cell = (MODEL, "austen", "focus", "hard-k1", 0)
-    scores = {"items": 10, "correct": [0, 0, *[1] * 8], "beyond_window": 0.031}
+    scores = {"items": 10, "correct": [0, 0, *[1] * 8], "beyond_window": 0.031, "lengths": [50, 129, 131, 190]}
     path = tmp_path / "downstream" / "/".join(cell[:4]) / "seed0.json"
     write_result(path, "downstream", jobs.downstream_job(settings, *cell), {"tasks": {"piqa": scores}})
     entries = rows.gather(shown, settings, tmp_path)
@@ -78,8 +78,10 @@ def test_flips_against_the_control_are_those_of_the_items(tmp_path):
     (line,) = [line for line in grid.rows if line[:2] == ["PIQA", "Focus, hard k=1"]]
     flips = statistics.flips(scores["correct"], [1] * 6 + [0] * 4)
     assert (flips.gained, flips.lost) == (4, 2)
-    assert line[2:5] == ["Focus, untrained centroids, hard k=1", "10", "3.1 %"]
-    assert line[5].startswith("+20.0 [") and line[5].endswith("] (+4 -2), p=0.69")
+    assert line[2:6] == ["Focus, untrained centroids, hard k=1", "10", "3.1 %", "12.6 %"]  # 2 + 61 of 500
+    assert line[6].startswith("+20.0 [") and line[6].endswith("] (+4 -2), p=0.69")
+    (bare,) = [line for line in grid.rows if line[:2] == ["PIQA", "Focus, hard k=2"]]
+    assert bare[5] == "-"
     assert contrast.grid("t", entries, "full-finetuning", lambda run: run.tasks) is None
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from tiny import WINDOW, focus_method, tiny_model
 
+from focus.errors import UserError
 from focus.evaluation.reading import Reader, likelihood
 from focus.method_config import make_method
 from focus.methods import METHODS
@@ -63,6 +64,14 @@ def test_a_beginning_of_less_than_half_is_not_kept():
     reader.logits(long, torch.tensor([89]))
     reader.logits(torch.cat([long[:30], long[:31]]), torch.tensor([60]))
     assert reader.tokens_read == 90 + 61
+
+
+def test_what_is_no_number_is_refused():
+    model, _ = attached("pretrained")
+    with torch.no_grad():
+        model.lm_head.weight[3] = torch.inf
+    with pytest.raises(UserError, match="5 tokens: expected finite logits"):
+        Reader(model, products=nullcontext).logits(torch.arange(5), torch.tensor([4]))
 
 
 def test_likelihoods_are_the_sums_of_log_probabilities():

@@ -126,6 +126,7 @@ def tally(samples: Sequence[dict], lengths: Sequence[int], window: int) -> dict:
         "correct": correct,
         "correct_norm": normalised or None,
         "requests": len(lengths),
+        "lengths": sorted(lengths),
         "positions": sum(lengths),
         "beyond_window": beyond_window(lengths, window),
     }

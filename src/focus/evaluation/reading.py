@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 
+from focus.errors import UserError
+
 
 class Reader:
     """A model that reads one sequence after another and keeps in its cache what the next has in common with the last.
@@ -28,7 +30,10 @@ class Reader:
 
     @torch.no_grad()
     def logits(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """What follows the tokens (int64 [n]) at `places` (int64 [m], rising): [m, V]."""
+        """What follows the tokens (int64 [n]) at `places` (int64 [m], rising): [m, V].
+
+        Raises UserError where that is not finite.
+        """
         known = self._rewind(tokens, int(places[0])) if self.caches else 0
         new = tokens[known:].to(self.model.device)
         cache = {self._argument: self._cache, "use_cache": True} if self.caches else {"use_cache": False}
@@ -37,6 +42,8 @@ class Reader:
             logits = self.model(input_ids=new[None], logits_to_keep=kept, **cache).logits
         self._held = tokens
         self.tokens_read += len(new)
+        if not logits.isfinite().all():
+            raise UserError(f"{len(tokens)} tokens: expected finite logits, got infinity or none")
         return logits[0]
 
     def answer(self, asked: Tensor, answer: Tensor) -> tuple[float, bool]:
