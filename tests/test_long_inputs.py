@@ -127,6 +127,24 @@ def test_examples_are_lm_evals_and_none_of_the_measured_items(world):
         long_inputs.example_prefixes("arc_easy", path, TOKENIZER, settings(tasks={"arc_easy": 6}, tokens=120))
 
 
+RIGHT = {
+    "hellaswag": lambda item: int(item["label"]),
+    "arc_easy": lambda item: "ABC".index(item["answerKey"]),
+    "piqa": lambda item: item["label"],
+    "lambada": lambda item: 0,
+}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_worked_example_is_the_right_one_of_the_items_requests(task):
+    definition, requests = downstream.load_task(task, ITEMS[task]), {}
+    definition.build_all_requests()
+    for instance in definition.instances:
+        requests.setdefault(instance.doc_id, []).append("".join(instance.args))
+    expected = [requests[number][RIGHT[task](item)] + "\n\n" for number, item in enumerate(ITEMS[task])]
+    assert long_inputs.worked(downstream.load_task(task, ITEMS[task])) == expected
+
+
 def measure(world, method, **changes):
     job = LongInputsJob.model_validate(
         row_settings(method) | {"attention": "full", "top_k": None, "long_inputs": settings(**changes)}

@@ -126,19 +126,16 @@ def example_prefixes(task: str, path: Path, tokenizer: PreTrainedTokenizerBase, 
 
 
 def worked(task: Task) -> list[str]:
-    """Each item of a task with its right answer, as lm-eval writes the examples of few-shot prompts."""
-    config = task.config
-    delimiters = {"tgt_delim": config.target_delimiter, "few_delim": config.fewshot_delimiter}
-    turns = [
-        task.build_qa_turn(
-            q=task.doc_to_text(each),
-            c=task.doc_to_choice(each) if config.doc_to_choice else None,
-            a=task.doc_to_target(each),
-            **delimiters,
-        )
-        for each in task.eval_docs
-    ]
-    return ["".join(message.to_text() for message in turn) for turn in turns]
+    """Each item of a task with its right answer, in the very words of its request, and lm-eval's end of an example."""
+    task.build_all_requests()
+    requests: dict[int, list[str]] = {}
+    for instance in task.instances:
+        requests.setdefault(instance.doc_id, []).append("".join(instance.args))
+    examples = []
+    for number, item in enumerate(task.eval_docs):
+        right = int(task.doc_to_target(item)) if len(requests[number]) > 1 else 0
+        examples.append(requests[number][right] + task.config.fewshot_delimiter)
+    return examples
 
 
 def accuracy(
