@@ -94,6 +94,10 @@ def write_row(
         write_answers(root, settings, cell, [1, 0])
     if exhibit.shows == "gates" and row.attention == "soft":
         write_gate(root, settings, cell)
+    if "long_inputs" in exhibit.measures:
+        write_long(root, settings, cell, lost)
+    if "recall" in exhibit.measures:
+        write_recall(root, settings, cell, lost)
 
 
 def write_training(root: Path, settings: Experiment, cell: tuple) -> None:
@@ -149,6 +153,30 @@ def write_answers(root: Path, settings: Experiment, cell: tuple, correct: list[i
         metrics |= {"beyond_window": 0.9, "tokens_per_second": 12.5}
     path = root / "generation" / "/".join(cell[:4]) / f"seed{cell[4]}.json"
     write_result(path, "generation", jobs.generation_job(settings, *cell), metrics)
+
+
+def write_long(root: Path, settings: Experiment, cell: tuple, lost: int) -> None:
+    """Tasks behind text: of 8 items 6 - `lost` right, each `lost` and a little nats farther off than at 0."""
+    losses = [2.0 + 0.1 * number + lost + 0.01 * lost * (-1) ** number for number in range(8)]
+    scores = {"items": 8, "correct": [1] * (6 - lost) + [0] * (2 + lost), "beyond_window": 0.97}
+    scores |= {"losses": losses, "requests_cut": 0}
+    behind = {"text": {"tokens": 1024, "tasks": dict.fromkeys(TASKS, scores)}}
+    path = root / "long_inputs" / "/".join(cell[:4]) / f"seed{cell[4]}.json"
+    write_result(path, "long_inputs", jobs.long_inputs_job(settings, *cell), {"behind": behind})
+
+
+def write_recall(root: Path, settings: Experiment, cell: tuple, lost: int) -> None:
+    """Two lengths: of 4 hidden numbers 3 - `lost` right, one exact; of copies half, and of random tokens a quarter."""
+    needles, copies = [], []
+    for length in (1024, 2048):
+        hits = {"correct": [1] * (3 - lost) + [0] * (1 + lost), "exact": [1, 0, 0, 0]}
+        items = [{key: hits[key][number] for key in hits} for number in range(4)]
+        needles.append({"length": length, "loss": 2.0, "items": items} | hits)
+        for kind, share in (("text", 0.5), ("random", 0.25)):
+            items = [{"accuracy": share - 0.1}, {"accuracy": share + 0.1}]
+            copies.append({"length": length, "passage": kind, "change": -share, "accuracy": share, "items": items})
+    path = root / "recall" / "/".join(cell[:4]) / f"seed{cell[4]}.json"
+    write_result(path, "recall", jobs.recall_job(settings, *cell), {"needle": needles, "copy": copies})
 
 
 def write_speed(root: Path, settings: Experiment, *, faster: float = 1.0) -> None:

@@ -172,6 +172,25 @@ def test_generate_hands_on_its_job(call, fake):
     assert seen == {"job": job} | {name: Path(path) for name, path in paths.items()}
 
 
+def test_long_inputs_and_recall_hand_on_their_jobs(call, fake):
+    seen, cell = {}, ("gpt2-mini", "austen", "focus", "hard-k2", 0)
+    options = ["--model", "m.json", "--corpus", "c.json", "--weights", "w", "--output", "o.json"]
+    paths = {
+        name: Path(path) for name, path in zip(("model", "corpus", "weights", "output"), options[1::2], strict=True)
+    }
+    fake("focus.evaluation.long_inputs", run=lambda job, **given: seen.update(job=job, **given))
+    job = jobs.long_inputs_job(scales.load([BASE]), *cell)
+    assert call("long-inputs", "b/piqa.json", "b/lambada.json", "--job", job.model_dump_json(), *options)[0] == 0
+    benchmarks = {task: Path(f"b/{task}.json") for task in ("piqa", "lambada")}
+    assert seen == {"job": job, "benchmarks": benchmarks} | paths
+    seen.clear()
+    fake("focus.evaluation.recall", run=lambda job, **given: seen.update(job=job, **given))
+    job = jobs.recall_job(scales.load([BASE]), *cell)
+    assert (job.attention, job.top_k) == ("hard", 2)
+    assert call("recall", "--job", job.model_dump_json(), *options)[0] == 0
+    assert seen == {"job": job} | paths
+
+
 def test_groups_hand_on_their_job_and_the_result(call, fake):
     seen = {}
     fake("focus.groups", run=lambda job, **paths: seen.update(job=job, **paths))

@@ -192,6 +192,26 @@ def test_tasks_grow_with_their_items_and_an_unrecorded_one_is_unknown():
     assert predict("downstream", other, records) is cost.UNKNOWN
 
 
+def test_long_inputs_grow_with_their_beginnings_and_items():
+    long = {"tasks": {"piqa": 10}, "behind": ["text", "examples"], "tokens": 100, "windows": 2}
+    task = {"items": 10, "requests": 20, "positions": 20 * 100 + 200}
+    behind = {kind: {"tokens": 100, "tasks": {"piqa": task}} for kind in long["behind"]}
+    records = [make("long_inputs", evaluated(more(long_inputs=long), "long_inputs"), 80.0, behind=behind)]
+    for change, seconds in (({"tasks": {"piqa": 30}}, 160.0), ({"tokens": 300}, 160.0), ({"behind": ["text"]}, 40.0)):
+        job = evaluated(more(long_inputs=long | change), "long_inputs").model_dump(mode="json")
+        assert predict("long_inputs", job, records).seconds == pytest.approx(seconds), change
+    job = evaluated(more(long_inputs=long | {"tasks": {"lambada": 1}}), "long_inputs").model_dump(mode="json")
+    assert predict("long_inputs", job, records) is cost.UNKNOWN
+
+
+def test_recall_grows_with_its_lengths():
+    recall = {"lengths": [200, 300], "depths": [0.0, 0.5], "candidates": 5, "digits": 5, "passage": 20}
+    records = [make("recall", evaluated(more(recall=recall), "recall"), 16.0)]  # 3 * 500 inputs, 2 * 50 answers
+    for change, seconds in (({"lengths": [750]}, 23.0), ({"tests": ["copy"]}, 10.0), ({"windows": 2}, 32.0)):
+        job = evaluated(more(recall=recall | change), "recall").model_dump(mode="json")
+        assert predict("recall", job, records).seconds == pytest.approx(seconds), change
+
+
 def test_answers_grow_with_what_may_be_written_and_rows_that_cannot_write_stand_for_no_others():
     records = [
         make("generation", evaluated(experiment(), "generation", "focus-paper", "soft"), 3.0, reason="cannot"),

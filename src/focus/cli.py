@@ -178,6 +178,33 @@ def generate(benchmark: Path, job: Job, model: Model, output: Output, weights: T
     evaluation.run(_settings(GenerationJob, job), model=model, benchmark=benchmark, weights=weights, output=output)
 
 
+@app.command("long-inputs")
+def long_inputs(
+    benchmarks: list[Path], job: Job, model: Model, corpus: Corpus, output: Output, weights: Trained = None
+) -> None:
+    """Measure one row on the tasks whose manifests are BENCHMARKS, each item behind other tokens."""
+    from focus.evaluation import long_inputs as evaluation
+    from focus.jobs import LongInputsJob
+
+    evaluation.run(
+        _settings(LongInputsJob, job),
+        model=model,
+        corpus=corpus,
+        benchmarks={path.stem: path for path in benchmarks},
+        weights=weights,
+        output=output,
+    )
+
+
+@app.command()
+def recall(job: Job, model: Model, corpus: Corpus, output: Output, weights: Trained = None) -> None:
+    """Measure what one row recalls from far back."""
+    from focus.evaluation import recall as evaluation
+    from focus.jobs import RecallJob
+
+    evaluation.run(_settings(RecallJob, job), model=model, corpus=corpus, weights=weights, output=output)
+
+
 @app.command()
 def table(name: str, scale: Scale, results: Results, output: Prefix) -> None:
     """Write a table as CSV, Markdown and LaTeX from result files."""
@@ -215,9 +242,7 @@ def claims(
     from focus.config import Experiment
     from focus.paper import claims as verdicts
 
-    verdicts.write(
-        claims_file, _settings(Experiment, scale, "--scale"), results, output, markdown, partial=partial
-    )
+    verdicts.write(claims_file, _settings(Experiment, scale, "--scale"), results, output, markdown, partial=partial)
 
 
 @app.command()

@@ -11,13 +11,13 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from focus.leak_config import BitsSettings, LeakRow, LeakSettings
+from focus.long_config import LongInputs, Recall
 from focus.method_config import OWN_STATE, Attention, Method
-from focus.strict import Count, Distinct, Name, NonNegative, Positive, Strict
+from focus.strict import Count, Distinct, Name, NonNegative, Positive, Precision, Strict
 from focus.wording import among, instead
 
 Task = Literal["hellaswag", "arc_easy", "piqa", "lambada", "truthfulqa_mc1"]
 Column = Literal["perplexity", "ratio", "far_pairs", "parameters", "dominance", "stability", "collapse"]
-Precision = Literal["auto", "float32", "bfloat16"]
 
 
 class Pretraining(Strict):
@@ -139,6 +139,8 @@ class Evaluation(Strict):
     perplexity: Perplexity = Field(description="held-out perplexity")
     downstream: Downstream = Field(description="the tasks")
     generation: Generation = Field(Generation(), description="answers written by the rows themselves")
+    long_inputs: LongInputs = Field(LongInputs(), description="the tasks with each item behind other tokens")
+    recall: Recall = Field(Recall(), description="hidden numbers and passages that come twice")
 
 
 class Exhibit(Strict):
@@ -157,12 +159,37 @@ class Exhibit(Strict):
     downstream: bool = Field(False, description="whether the rows are also evaluated on the tasks")
     tasks: dict[Task, Count] | None = Field(None, description="items of further tasks of these rows, with downstream")
     generation: bool = Field(False, description="whether the rows also write answers")
-    shows: Literal["quality", "dominance", "tradeoff", "gates", "topk"] = Field(
+    long_inputs: bool = Field(False, description="whether the rows also answer the tasks behind other tokens")
+    recall: bool = Field(False, description="whether the rows also recall numbers and passages; so in shows recall")
+    control: Name | None = Field(
+        None, description="a method of the rows, such as random groups, against which the tasks are shown once more"
+    )
+    shows: Literal["quality", "dominance", "tradeoff", "recall", "gates", "topk"] = Field(
         "quality",
         description="perplexity (in a figure against pairs kept); figures only: the largest group over the steps of "
-        "training, or perplexity against measured speed (Figure 1); both: what the gate gives to near and far pairs "
-        "beside perplexity, or pairs kept, bounds and measured speed by the groups a token joins",
+        "training, perplexity against measured speed (Figure 1), or recall over the length of the input; both: what "
+        "the gate gives to near and far pairs beside perplexity, or pairs kept, bounds and measured speed by the groups "
+        "a token joins",
     )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Exhibit:
+        if self.control is not None and all(row.method != self.control for row in self.rows):
+            raise ValueError(f"control must be a method of the rows, got {self.control}")
+        return self
+
+    @property
+    def measures(self) -> list[str]:
+        """The folders of results that its rows are made of; dominance is drawn from training logs alone."""
+        if self.shows == "dominance":
+            return []
+        measured = {
+            "downstream": self.downstream,
+            "generation": self.generation,
+            "long_inputs": self.long_inputs,
+            "recall": self.recall or self.shows == "recall",
+        }
+        return ["perplexity", *(name for name, wanted in measured.items() if wanted)]
 
 
 FIGURE_MODULES = {
@@ -171,6 +198,7 @@ FIGURE_MODULES = {
     "tradeoff": "focus.paper.tradeoff",
     "gates": "focus.paper.gates_figure",
     "topk": "focus.paper.topk_figure",
+    "recall": "focus.paper.recall_figure",
 }
 """What draws a figure, by what it shows: its function `write`."""
 TABLE_MODULES = {"quality": "focus.paper.tables", "gates": "focus.paper.gates", "topk": "focus.paper.topk"}

@@ -30,6 +30,7 @@ AMOUNTS = NAMES | {
     *("steps", "batch_size", "accumulation", "context", "checkpoint_every", "calibration_windows", "warmup", "corpora"),
     *("windows", "stride", "tasks", "corpus", "window", "training", "items", "max_new_tokens"),
     *("passage_tokens", "pairs", "changed_windows", "other_windows", "length", "batch_tokens", "evaluation_tokens"),
+    *("behind", "lengths", "tests", "depths", "candidates", "digits", "passages", "passage"),
 }
 TRAINS = ("training", "pretraining")
 
@@ -284,6 +285,29 @@ def _written_tokens(settings: dict, record: Record) -> float | None:
     return settings["generation"]["items"] * settings["generation"]["max_new_tokens"]
 
 
+def _long_tokens(settings: dict, record: Record) -> float | None:
+    """Tokens of the beginnings, and those of the items at their recorded length; None with what was not recorded."""
+    asked, total = settings["long_inputs"], 0.0
+    for kind in asked["behind"]:
+        shared = 1 if kind == "text" else len(asked["tasks"])
+        total += shared * asked["windows"] * asked["tokens"]
+        for task, items in asked["tasks"].items():
+            behind = record.metrics["behind"].get(kind, {})
+            known = behind.get("tasks", {}).get(task)
+            if known is None:
+                return None
+            total += items * (known["positions"] - known["requests"] * behind["tokens"]) / known["items"]
+    return total
+
+
+def _recalled_tokens(settings: dict, record: Record) -> float:
+    """Tokens of the inputs, and those of the questions with each candidate."""
+    asked = settings["recall"]
+    inputs = ("needle" in asked["tests"]) + ("copy" in asked["tests"]) * len(asked["passages"])
+    answers = ("needle" in asked["tests"]) * len(asked["depths"]) * asked["candidates"] * asked["digits"]
+    return asked["windows"] * sum(inputs * length + answers for length in asked["lengths"])
+
+
 def _grouped_tokens(settings: dict, record: Record) -> int:
     """Tokens read, which every draw of the baselines shuffles."""
     return settings["groups"]["windows"] * settings["model_settings"]["context"]
@@ -333,6 +357,8 @@ AMOUNT: dict[str, tuple[Callable[[dict, Record], float | None], Callable[[dict],
     "gates": (_read_tokens, lambda job: job["model_settings"]["context"]),
     "downstream": (_positions, lambda job: job["downstream"]["batch_size"]),
     "generation": (_written_tokens, lambda job: job["generation"]["context"]),
+    "long_inputs": (_long_tokens, lambda job: job["long_inputs"]["tokens"]),
+    "recall": (_recalled_tokens, lambda job: max(job["recall"]["lengths"])),
     "groups": (_grouped_tokens, lambda job: job["model_settings"]["context"]),
     "leak": (_read_under_balances, lambda job: job["model_settings"]["context"]),
     "bits": (_learnt_bits, lambda job: max(job["training"]["batch_tokens"], job["length"])),

@@ -24,6 +24,8 @@ MODULES = {
     "gates": "focus.gate_values",
     "downstream": "focus.evaluation.downstream",
     "generation": "focus.evaluation.generation",
+    "long_inputs": "focus.evaluation.long_inputs",
+    "recall": "focus.evaluation.recall",
     "groups": "focus.groups",
     "leak": "focus.leak",
     "bits": "focus.random_bits",
@@ -35,6 +37,8 @@ EVALUATIONS = {
     "gates": jobs.gate_values_job,
     "downstream": jobs.downstream_job,
     "generation": jobs.generation_job,
+    "long_inputs": jobs.long_inputs_job,
+    "recall": jobs.recall_job,
 }
 READS = {
     "training": lambda job: [f"corpora/{job.corpus}.json"],
@@ -42,6 +46,11 @@ READS = {
     "gates": lambda job: [f"corpora/{job.corpus}.json"],
     "downstream": lambda job: [f"benchmarks/{task}.json" for task in job.downstream.tasks],
     "generation": lambda job: [f"benchmarks/{job.generation.task}.json"],
+    "long_inputs": lambda job: [
+        f"corpora/{job.corpus}.json",
+        *(f"benchmarks/{task}.json" for task in job.long_inputs.tasks),
+    ],
+    "recall": lambda job: [f"corpora/{job.corpus}.json"],
     "groups": lambda job: [f"corpora/{job.corpus}.json", "taggers/en-core-web-sm.json"],
     "leak": lambda job: [f"corpora/{name}.json" for name in (job.corpus, *job.leak.corpora)],
 }

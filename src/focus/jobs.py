@@ -16,6 +16,7 @@ from focus.config import (
     Pretraining,
 )
 from focus.leak_config import BitsTraining, LeakMeasure, Trains
+from focus.long_config import LongInputs, Recall
 from focus.method_config import Attention, Balance, Method, Training
 from focus.strict import Count, NonNegative, Positive, Strict
 
@@ -71,6 +72,18 @@ class GenerationJob(_Evaluate):
     """Answers that one row writes; `corpus` is the one the method was trained on."""
 
     generation: Generation
+
+
+class LongInputsJob(_Evaluate):
+    """Downstream tasks of one row behind other tokens; `corpus` gives the text, and trained the method."""
+
+    long_inputs: LongInputs
+
+
+class RecallJob(_Evaluate):
+    """What one row recalls from far back in the text of `corpus`, on which its method was trained."""
+
+    recall: Recall
 
 
 class GroupsJob(_Evaluate):
@@ -184,6 +197,20 @@ def generation_job(
         **_attention(variant),
         generation=experiment.evaluation.generation,
     )
+
+
+def long_inputs_job(
+    experiment: Experiment, model: str, corpus: str, method: str, variant: str, seed: int
+) -> LongInputsJob:
+    """The job that measures one row's tasks behind other tokens; `variant` as for `downstream_job`."""
+    common = _common(experiment, model, corpus, method, seed) | _attention(variant)
+    return LongInputsJob(**common, long_inputs=experiment.evaluation.long_inputs)
+
+
+def recall_job(experiment: Experiment, model: str, corpus: str, method: str, variant: str, seed: int) -> RecallJob:
+    """The job that measures what one row recalls; `variant` as for `downstream_job`."""
+    common = _common(experiment, model, corpus, method, seed) | _attention(variant)
+    return RecallJob(**common, recall=experiment.evaluation.recall)
 
 
 def groups_job(experiment: Experiment) -> GroupsJob:

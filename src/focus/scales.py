@@ -31,6 +31,7 @@ RULES = {
     *("fetch_model", "fetch_corpus", "fetch_benchmark", "pretrain", "train", "perplexity", "downstream"),
     *("generation", "train_everything", "gate_values"),
     *("leak", "leak_measure", "leak_table", "bits", "bits_train", "bits_table", "bits_figure"),
+    *("long_inputs", "recall_tests"),
 }
 
 

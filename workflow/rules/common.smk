@@ -157,17 +157,13 @@ def exhibit_files(kind, name):
 def row_results(kind, name, models=None):
     """The result files that the rows of a table or figure are made of; dominance is drawn from training logs alone."""
     exhibit = getattr(experiment, kind)[name]
-    if exhibit.shows == "dominance":
-        return []
     return [
         f"<results>/{measure}/{model}/{row.corpus or exhibit.corpus}/{row.method}/{row.variant}/seed{seed}.json"
         for model in exhibit_models(exhibit)
         if model in (models or experiment.models)
         for row in exhibit.rows
-        for measure in ["perplexity"]
+        for measure in exhibit.measures
         + ["gates"] * (exhibit.shows == "gates" and row.attention == "soft")
-        + ["downstream"] * exhibit.downstream
-        + ["generation"] * exhibit.generation
         for seed in experiment.seeds_of(model, row.method)
     ]
 

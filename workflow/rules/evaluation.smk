@@ -95,3 +95,71 @@ rule generation:
     shell:
         "focus generate {input.benchmark} --job {params.job:q} --model {input.model} {params.weights}"
         " --output {output} 2>&1 | tee {log}"
+
+
+rule long_inputs:
+    input:
+        code=code("focus.evaluation.long_inputs"),
+        model="<results>/models/{model}.json",
+        corpus="<results>/corpora/{corpus}.json",
+        benchmarks=[
+            f"<results>/benchmarks/{task}.json"
+            for task in experiment.evaluation.long_inputs.tasks
+        ],
+        weights=weights_of,
+    output:
+        "<results>/long_inputs/{model}/{corpus}/{method}/{variant}/seed{seed}.json",
+    log:
+        "<results>/logs/long_inputs/{model}/{corpus}/{method}/{variant}/seed{seed}.log",
+    benchmark:
+        "<results>/timings/long_inputs/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
+    priority: headline_first
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=4000,
+    params:
+        job=lambda wildcards: jobs.long_inputs_job(
+            experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
+        ).model_dump_json(),
+        weights=lambda wildcards, input: (
+            f"--weights {input.weights}" if input.weights else ""
+        ),
+    message:
+        "tasks behind other tokens of {wildcards.model}, {wildcards.method}, {wildcards.variant} ({wildcards.corpus}, seed {wildcards.seed})"
+    shell:
+        "focus long-inputs {input.benchmarks} --job {params.job:q} --model {input.model} --corpus {input.corpus}"
+        " {params.weights} --output {output} 2>&1 | tee {log}"
+
+
+rule recall_tests:
+    input:
+        code=code("focus.evaluation.recall"),
+        model="<results>/models/{model}.json",
+        corpus="<results>/corpora/{corpus}.json",
+        weights=weights_of,
+    output:
+        "<results>/recall/{model}/{corpus}/{method}/{variant}/seed{seed}.json",
+    log:
+        "<results>/logs/recall/{model}/{corpus}/{method}/{variant}/seed{seed}.log",
+    benchmark:
+        "<results>/timings/recall/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
+    priority: headline_first
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=4000,
+    params:
+        job=lambda wildcards: jobs.recall_job(
+            experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
+        ).model_dump_json(),
+        weights=lambda wildcards, input: (
+            f"--weights {input.weights}" if input.weights else ""
+        ),
+    message:
+        "recall of {wildcards.model}, {wildcards.method}, {wildcards.variant} ({wildcards.corpus}, seed {wildcards.seed})"
+    shell:
+        "focus recall --job {params.job:q} --model {input.model} --corpus {input.corpus} {params.weights}"
+        " --output {output} 2>&1 | tee {log}"

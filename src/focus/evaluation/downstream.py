@@ -23,6 +23,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from focus.benchmarks import items
 from focus.checkpoint import writing
 from focus.errors import UserError
+from focus.evaluation.reading import likelihood
 from focus.evaluation.rows import load_row
 from focus.jobs import DownstreamJob
 from focus.models import revision_of
@@ -80,11 +81,21 @@ def run(job: DownstreamJob, *, model: Path, benchmarks: dict[str, Path], weights
 
 def choose_items(path: Path, count: int) -> list[dict]:
     """The first `count` items of a JSONL file after a seeded shuffle, so that a larger count only adds items."""
-    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+    lines = _shuffled(path)
     if count > len(lines):
         raise UserError(f"{path}: expected at least {count} items, found {len(lines)}")
-    random.Random(SHUFFLE_SEED).shuffle(lines)
     return [json.loads(line) for line in lines[:count]]
+
+
+def spare_items(path: Path, *, after: int, most: int) -> list[dict]:
+    """Up to `most` items of those that `choose_items` leaves when it takes `after`."""
+    return [json.loads(line) for line in _shuffled(path)[after : after + most]]
+
+
+def _shuffled(path: Path) -> list[str]:
+    lines = [line for line in path.read_text(encoding="utf-8").split("\n") if line]
+    random.Random(SHUFFLE_SEED).shuffle(lines)
+    return lines
 
 
 def accuracy(language_model: RowLM, task: str, chosen: Sequence[dict], window: int) -> dict:
@@ -93,12 +104,21 @@ def accuracy(language_model: RowLM, task: str, chosen: Sequence[dict], window: i
     accuracy_norm is null for a task without choices.
     """
     language_model.begin(task)
+    samples = answered(language_model, task, chosen)
+    return tally(samples, language_model.lengths, window)
+
+
+def answered(language_model: RowLM, task: str, chosen: Sequence[dict]) -> list[dict]:
+    """lm-eval's sample of each of the chosen items, zero-shot, in their order."""
     definition = load_task(task, chosen)
     results = evaluate(language_model, {"tasks": {task: definition}}, bootstrap_iters=0, log_samples=True)
-    samples = sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
+    return sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
+
+
+def tally(samples: Sequence[dict], lengths: Sequence[int], window: int) -> dict:
+    """Which of lm-eval's samples are right, and how far their requests, of these lengths, reach beyond the window."""
     correct = [int(sample["acc"]) for sample in samples]
     normalised = [int(sample["acc_norm"]) for sample in samples if "acc_norm" in sample]
-    lengths = language_model.lengths
     return {
         "accuracy": sum(correct) / len(correct),
         "accuracy_norm": sum(normalised) / len(normalised) if normalised else None,
@@ -106,6 +126,7 @@ def accuracy(language_model: RowLM, task: str, chosen: Sequence[dict], window: i
         "correct": correct,
         "correct_norm": normalised or None,
         "requests": len(lengths),
+        "lengths": sorted(lengths),
         "positions": sum(lengths),
         "beyond_window": beyond_window(lengths, window),
     }
@@ -205,7 +226,5 @@ class RowLM(HFLM):
         answers = []
         for row, target, scored in zip(inputs, targets, logits, strict=True):
             end = len(row) - first
-            log_probabilities = torch.log_softmax(scored[end - len(target) : end].float(), dim=-1).cpu()
-            greedy = bool((log_probabilities.argmax(dim=-1) == target).all())
-            answers.append((float(log_probabilities.gather(1, target[:, None]).sum()), greedy))
+            answers.append(likelihood(scored[end - len(target) : end], target))
         return answers

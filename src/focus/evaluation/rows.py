@@ -8,7 +8,7 @@ from pathlib import Path
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from focus.errors import UserError
-from focus.jobs import DownstreamJob, GenerationJob, GroupsJob, PerplexityJob
+from focus.jobs import DownstreamJob, GenerationJob, GroupsJob, LongInputsJob, PerplexityJob, RecallJob
 from focus.methods import METHODS, MethodKind
 from focus.models import load_model
 
@@ -24,7 +24,9 @@ class EvaluatedRow:
 
 
 def load_row(
-    job: PerplexityJob | DownstreamJob | GenerationJob | GroupsJob, model: Path, weights: Path | None
+    job: PerplexityJob | DownstreamJob | GenerationJob | LongInputsJob | RecallJob | GroupsJob,
+    model: Path,
+    weights: Path | None,
 ) -> EvaluatedRow:
     """The row of a job: model is a manifest, weights the folder its training wrote, None for what does not train."""
     settings, window = job.settings, job.model_settings.window

@@ -22,6 +22,8 @@ KEPT = (
     "gates/**/*.json",
     "downstream/**/*.json",
     "generation/**/*.json",
+    "long_inputs/**/*.json",
+    "recall/**/*.json",
     "speed/*.json",
     "taggers/*.json",
     "groups/**/*.json",

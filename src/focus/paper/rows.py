@@ -1,8 +1,8 @@
 """The results behind a table or a figure, gathered from result files alone.
 
-Paths under the results of a scale: perplexity/{model}/{corpus}/{method}/{variant}/seed{seed}.json, downstream/ and
-generation/ alike, training/{model}/{corpus}/{method}/seed{seed}/result.json, and the manifests models/{model}.json,
-corpora/{corpus}.json.
+Paths under the results of a scale: perplexity/{model}/{corpus}/{method}/{variant}/seed{seed}.json, downstream/,
+generation/, long_inputs/ and recall/ alike, training/{model}/{corpus}/{method}/seed{seed}/result.json, and the
+manifests models/{model}.json, corpora/{corpus}.json.
 """
 
 from __future__ import annotations
@@ -52,6 +52,16 @@ class Run:
         """{task: {"items", "correct", "beyond_window", ...}} in the paper's order; empty without downstream results."""
         measured = self.results["downstream"]["metrics"]["tasks"] if "downstream" in self.results else {}
         return {task: measured[task] for task in TASKS if task in measured}
+
+    @property
+    def behind(self) -> dict[str, dict]:
+        """{"text" or "examples": {"tokens", "tasks"}}, tasks as above; empty without results of long inputs."""
+        return self.results["long_inputs"]["metrics"]["behind"] if "long_inputs" in self.results else {}
+
+    @property
+    def recalled(self) -> dict[str, list[dict]]:
+        """{"needle" and "copy": summaries by length}; empty without results of recall."""
+        return self.results["recall"]["metrics"] if "recall" in self.results else {}
 
     @property
     def trained(self) -> dict:
@@ -193,11 +203,7 @@ def _entry(exhibit: Exhibit, experiment: Experiment, root: Path, model: str, row
     runs = {}
     for seed in experiment.seeds_of(model, row.method):
         cell = f"{model}/{corpus}/{row.method}"
-        paths = {"perplexity": f"perplexity/{cell}/{row.variant}/seed{seed}.json"}
-        if exhibit.downstream:
-            paths["downstream"] = f"downstream/{cell}/{row.variant}/seed{seed}.json"
-        if exhibit.generation:
-            paths["generation"] = f"generation/{cell}/{row.variant}/seed{seed}.json"
+        paths = {measure: f"{measure}/{cell}/{row.variant}/seed{seed}.json" for measure in exhibit.measures}
         missing = [path for path in paths.values() if not (root / path).exists()]
         if missing and not partial:
             raise UserError(f"{root / missing[0]}: expected the result of {known.label} on {model}, found none")
@@ -223,48 +229,65 @@ def _metrics(
     entry: Entry, run: Run, base: Entry | None, other_base: Entry | None, seed: int
 ) -> Iterator[tuple[str, dict]]:
     """(experiment, {metric, value, standard_error, against, paper}) for every number of one run."""
-
-    def line(source: str, metric: str, value: float, error: float | None = None, paper: float | None = None, **known):
-        return source, {"metric": metric, "value": value, "standard_error": error, "paper": paper} | known
-
     metrics = run.results["perplexity"]["metrics"]
-    yield line("perplexity", "perplexity", *statistics.perplexity(run.windows), printed_value(entry, "perplexity"))
+    yield _line("perplexity", "perplexity", *statistics.perplexity(run.windows), printed_value(entry, "perplexity"))
     paired = [("perplexity_ratio", base, None if other_base else printed_ratio(entry))]
     paired.append(("perplexity_ratio_to_baseline", other_base, printed_ratio(entry)))
     for metric, over, paper in paired:
         if over and over.runs and entry is not over:
             ratio = statistics.compare(run.windows, over.runs.get(seed, over.first).windows)
-            yield line("perplexity", metric, ratio.value, ratio.error, paper, against=over.label)
-    yield line("perplexity", "tokens", metrics["tokens"])
-    yield line("perplexity", "documents", len({window["document"] for window in run.windows}))
+            yield _line("perplexity", metric, ratio.value, ratio.error, paper, against=over.label)
+    yield _line("perplexity", "tokens", metrics["tokens"])
+    yield _line("perplexity", "documents", len({window["document"] for window in run.windows}))
     for share in ("pairs_kept", "far_pairs_kept"):
-        yield line("perplexity", share, metrics[share])
-    yield line(
+        yield _line("perplexity", share, metrics[share])
+    yield _line(
         "perplexity", "trained_parameters", metrics["trained_parameters"], None, printed_value(entry, "parameters")
     )
     for layer, values in enumerate(metrics.get("layers") or []):
         for name in ("dominance", "confidence"):
             if name in values:
-                yield line("perplexity", f"layer{layer}_{name}", values[name])
-    for source, task, values, before in _scored(run, base.runs.get(seed, base.first) if base else None):
-        share, error = statistics.accuracy(statistics.scored(values))
-        yield line(source, task, 100 * share, error and 100 * error, printed_value(entry, task))
-        yield line(source, f"{task}_items", values["items"])
-        yield line(source, f"{task}_beyond_window", values["beyond_window"])
-        if before and entry is not base:
-            flips, over = statistics.flips(statistics.scored(values), statistics.scored(before)), base.label
-            yield line(source, f"{task}_change", 100 * flips.change, 100 * flips.error, against=over)
-            yield line(source, f"{task}_change_low", 100 * flips.low, against=over)
-            yield line(source, f"{task}_change_high", 100 * flips.high, against=over)
-            yield line(source, f"{task}_gained", flips.gained, against=over)
-            yield line(source, f"{task}_lost", flips.lost, against=over)
-            yield line(source, f"{task}_p_value", flips.p_value, against=over)
+                yield _line("perplexity", f"layer{layer}_{name}", values[name])
+    yield from _items(entry, run, base, seed)
     if run.written:
-        yield line("generation", "gsm8k_flexible", 100 * run.written["accuracy_flexible"])
-        yield line("generation", "gsm8k_tokens_per_second", run.written["tokens_per_second"])
+        yield _line("generation", "gsm8k_flexible", 100 * run.written["accuracy_flexible"])
+        yield _line("generation", "gsm8k_tokens_per_second", run.written["tokens_per_second"])
     for name in ("steps", "tokens", "final_loss", "dominance", "stability", "collapse_step"):
         if run.trained.get(name) is not None:
-            yield line("training", f"training_{name}", run.trained[name])
+            yield _line("training", f"training_{name}", run.trained[name])
+
+
+def _line(
+    source: str, metric: str, value: float, error: float | None = None, paper: float | None = None, **known
+) -> tuple[str, dict]:
+    return source, {"metric": metric, "value": value, "standard_error": error, "paper": paper} | known
+
+
+def _items(entry: Entry, run: Run, base: Entry | None, seed: int) -> Iterator[tuple[str, dict]]:
+    """What `_metrics` yields of all that consists of items, with the change against `base`."""
+    for source, task, values, before in _scored(run, base.runs.get(seed, base.first) if base else None):
+        share, error = statistics.accuracy(statistics.scored(values))
+        yield _line(source, task, 100 * share, error and 100 * error, printed_value(entry, task))
+        yield _line(source, f"{task}_items", values["items"])
+        if "beyond_window" in values:
+            yield _line(source, f"{task}_beyond_window", values["beyond_window"])
+        if "losses" in values:
+            yield _line(source, f"{task}_loss", fmean(values["losses"]))
+        if before and entry is not base:
+            flips, over = statistics.flips(statistics.scored(values), statistics.scored(before)), base.label
+            yield _line(source, f"{task}_change", 100 * flips.change, 100 * flips.error, against=over)
+            yield _line(source, f"{task}_change_low", 100 * flips.low, against=over)
+            yield _line(source, f"{task}_change_high", 100 * flips.high, against=over)
+            yield _line(source, f"{task}_gained", flips.gained, against=over)
+            yield _line(source, f"{task}_lost", flips.lost, against=over)
+            yield _line(source, f"{task}_p_value", flips.p_value, against=over)
+            if "losses" in values:
+                change, error = statistics.paired(values["losses"], before["losses"])
+                yield _line(source, f"{task}_loss_change", change, error, against=over)
+    for copied in run.recalled.get("copy", []):
+        name = f"copy_{copied['passage']}_{copied['length']}"
+        yield _line("recall", f"{name}_change", copied["change"])
+        yield _line("recall", name, 100 * copied["accuracy"])
 
 
 def _scored(run: Run, other: Run | None) -> Iterator[tuple[str, str, dict, dict | None]]:
@@ -273,6 +296,17 @@ def _scored(run: Run, other: Run | None) -> Iterator[tuple[str, str, dict, dict 
         yield "downstream", task, values, other and other.tasks.get(task)
     if run.written:
         yield "generation", run.written["task"], run.written, other and other.written
+    for kind, behind in run.behind.items():
+        before = other.behind[kind]["tasks"] if other else {}
+        for task, values in behind["tasks"].items():
+            yield "long_inputs", f"{task}_behind_{kind}", values, before.get(task)
+    for place, found in enumerate(run.recalled.get("needle", [])):
+        for name, key in (("needle", "correct"), ("needle_exact", "exact")):
+            values, before = (
+                each and {"items": len(found[key]), "correct": each.recalled["needle"][place][key]}
+                for each in (run, other)
+            )
+            yield "recall", f"{name}_{found['length']}", values, before
 
 
 def printed_ratio(entry: Entry) -> float | None:

@@ -176,6 +176,18 @@ def flips(ours: list[int], reference: list[int]) -> Flips:
     return Flips(sum(a > b for a, b in pairs), sum(a < b for a, b in pairs), len(pairs))
 
 
+def paired(ours: list[float], reference: list[float]) -> tuple[float, float | None]:
+    """Mean of our values minus the reference's, item by item, and its standard error (None for one item).
+
+    Raises UserError when the two did not answer the same number of items.
+    """
+    if len(ours) != len(reference):
+        raise UserError(f"paired comparison: expected the same items, got {len(ours)} and {len(reference)}")
+    differences = [a - b for a, b in zip(ours, reference, strict=True)]
+    deviation = spread(differences)
+    return fmean(differences), None if deviation is None else deviation / math.sqrt(len(differences))
+
+
 def mean_change(changes: list[Flips]) -> Change:
     """The mean change over seeds, which answered the same items.
 

@@ -7,10 +7,11 @@ from pathlib import Path
 from statistics import fmean
 
 from focus.config import Exhibit, Experiment
-from focus.paper import captions, columns, layout, printed, rows, statistics
-from focus.paper.formats import number, paper_number, paper_ratio, percent, spread_over_seeds
+from focus.paper import captions, columns, contrast, layout, long_inputs, printed, recall, rows, statistics
+from focus.paper.formats import number, paper_number, paper_ratio, percent
 from focus.paper.layout import Grid
 from focus.paper.rows import TASKS, Entry, Run
+from focus.paper.scores import score
 from focus.provenance import write_atomically
 
 
@@ -49,9 +50,12 @@ def of_model(model: str, entries: list[Entry], exhibit: Exhibit, root: Path) -> 
     grids = [Grid(f"{name}: {columns.TITLES[exhibit.columns[0]]}", *columns.grid(mine, exhibit.columns), lines)]
     if exhibit.downstream and any(entry.runs for entry in mine):
         grids.append(Grid(f"{name}: accuracy, percent", *_accuracy(mine)))
+        if exhibit.control and not exhibit.long_inputs:
+            title = f"{name}: accuracy against a control"
+            grids += filter(None, [contrast.grid(title, mine, exhibit.control, lambda run: run.tasks)])
     if exhibit.generation and any(run.written for entry in mine for run in entry.runs.values()):
         grids.append(_generation(name, mine))
-    return grids
+    return [*grids, *long_inputs.grids(name, mine, exhibit.control), *recall.grids(name, mine)]
 
 
 def _accuracy(entries: list[Entry]) -> tuple[list[str], list[list[str]]]:
@@ -64,8 +68,8 @@ def _accuracy(entries: list[Entry]) -> tuple[list[str], list[list[str]]]:
         line = [entry.label]
         for task in tasks:
             base = rows.reference(entries, entry)
-            score = _score(entry, base, _right(task)) if entry.runs else "not run"
-            line += [score, _paper_score(entry, task)]
+            shown = score(entry, base, _right(task)) if entry.runs else "not run"
+            line += [shown, _paper_score(entry, task)]
         lines.append(line)
     beyond = {
         task: fmean(entry.first.tasks[task]["beyond_window"] for entry in entries if entry.runs) for task in tasks
@@ -97,8 +101,8 @@ def _generation(name: str, entries: list[Entry]) -> Grid:
             lines.append([entry.label, "cannot generate" if entry.runs else "not run", paper, "-", "-"])
             continue
         base = rows.reference(entries, entry)
-        strict = _score(entry, base, lambda run: run.written["correct"])
-        flexible = _score(entry, base, lambda run: run.written["correct_flexible"])
+        strict = score(entry, base, lambda run: run.written["correct"])
+        flexible = score(entry, base, lambda run: run.written["correct_flexible"])
         speed = fmean(run.written["tokens_per_second"] for run in entry.runs.values())
         lines.append([entry.label, strict, paper, flexible, number(speed)])
     title = f"{name}: {TASKS[written['task']]}, {written['shots']}-shot, {written['items']} items, percent"
@@ -110,22 +114,6 @@ def _generation(name: str, entries: list[Entry]) -> Grid:
         f"{settings['model_settings']['window']}. Tokens per second include reading the prompt."
     )
     return Grid(title, header, lines, [about])
-
-
-def _score(entry: Entry, base: Entry | None, correct: Callable[[Run], list[int]]) -> str:
-    """Accuracy in percent, and its change against `base`, of what `correct` finds in a run."""
-    measured = [statistics.accuracy(correct(run)) for run in entry.runs.values()]
-    values, errors = zip(*measured, strict=True)
-    shown = f"{100 * fmean(values):.1f}" + ("" if None in errors else f" ± {100 * fmean(errors):.1f}")
-    shown += spread_over_seeds(statistics.spread([100 * value for value in values]), len(values), 1)
-    if base is None or entry is base:
-        return shown
-    change = statistics.mean_change(
-        [statistics.flips(correct(run), correct(other)) for run, other in rows.pairs(entry, base)]
-    )
-    mean, low, high = (f"{100 * share:+z.1f}" for share in (change.value, change.low, change.high))
-    chance = f"{change.p_value:.2f}" if change.p_value >= 0.01 else f"{change.p_value:.0e}"
-    return f"{shown}; change {mean} [{low}, {high}] (+{change.gained:.3g} -{change.lost:.3g}), p={chance}"
 
 
 def _uncovered(table: str, exhibit: Exhibit, experiment: Experiment) -> list[Grid]:
