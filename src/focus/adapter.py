@@ -46,11 +46,13 @@ class Composition:
     top_k: int | None = None
 
 
-def compose(model: PreTrainedModel, config: FocusConfig, seed: int = 0) -> PreTrainedModel:
+def compose(
+    model: PreTrainedModel, config: FocusConfig, seed: int = 0, router: type[Router] = Router
+) -> PreTrainedModel:
     """Add a router to every self-attention layer of `model`, in place, freeze the base, and switch to hard attention.
 
-    `seed` determines the initial projections and centroids. Returns the same model. Raises UserError for a model that
-    already has Focus or whose attention cannot be replaced.
+    `seed` determines the initial projections and centroids, or whatever else a `router` of another class draws. Returns
+    the same model. Raises UserError for a model that already has Focus or whose attention cannot be replaced.
     """
     layers = attention_layers(model)
     generator = torch.Generator().manual_seed(seed)
@@ -63,7 +65,7 @@ def compose(model: PreTrainedModel, config: FocusConfig, seed: int = 0) -> PreTr
     model.requires_grad_(False)
     for layer in layers:
         device = next(layer.parameters()).device
-        layer.focus = Router(config, layer.config.hidden_size, generator).to(device).train(layer.training)
+        layer.focus = router(config, layer.config.hidden_size, generator).to(device).train(layer.training)
         composition.hooks.append(layer.register_forward_pre_hook(layer.focus.receive, with_kwargs=True))
     model.focus_composition = composition
     switch(model, "hard")
