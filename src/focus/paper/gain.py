@@ -20,13 +20,12 @@ from focus.paper.rows import Entry, Run
 from focus.paper.statistics import Ratio
 
 TUNED = "-finetuned"
-NO_GAIN = "no gain"
 SURE = 2.0
 """Standard errors by which a learned row must lie below its baseline for parts of that gain to mean anything."""
 
 
 def ends(entries: list[Entry], entry: Entry) -> tuple[Entry, Entry] | None:
-    """(baseline, learned row) of the entry's gain; None where the exhibit lacks one or the entry has none of its own."""
+    """(baseline, learned row) of the gain that the entry is measured on; None where the exhibit lacks one of them."""
     if not entry.runs or entry.kind in ("pretrained", "window") or _trains(entry, "everything"):
         return None
     hard = entry.row.attention == "hard"
@@ -64,11 +63,6 @@ def leader(entries: list[Entry], entry: Entry) -> Entry | None:
     return None
 
 
-def lead(entry: Entry, learned: Entry) -> Ratio:
-    """The entry's perplexity over the learned row's."""
-    return entry.against(learned)
-
-
 def change_of_lead(entries: list[Entry], entry: Entry) -> Ratio | None:
     """For a fine-tuned row: the learned groups' lead over it, over their lead over its frozen twin; paired throughout.
 
@@ -96,26 +90,23 @@ def change_of_lead(entries: list[Entry], entry: Entry) -> Ratio | None:
 
 def measured(entries: list[Entry], entry: Entry, seed: int) -> Iterator[dict]:
     """{metric, value, standard_error, against} of one seed: for the machine-readable table."""
+
+    def line(metric: str, value: float, error: float | None, against: str) -> dict:
+        return {"metric": metric, "value": value, "standard_error": error, "against": against}
+
     alone = [_of_seed(each, seed) for each in entries if each.runs]
-    this = _of_seed(entry, seed)
+    this = next(each for each in alone if (each.model, each.row) == (entry.model, entry.row))
     found = ends(alone, this)
     reached = part(this, *found) if found else None
     if reached:
-        against = f"{found[1].label} over {found[0].label}"
-        yield {"metric": "part_of_gain", "value": reached[0], "standard_error": reached[1], "against": against}
+        yield line("part_of_gain", *reached, f"{found[1].label} over {found[0].label}")
     learned = leader(alone, this)
-    if learned and learned.row != this.row:
-        ratio = lead(this, learned)
-        yield {
-            "metric": "lead_of_learned",
-            "value": ratio.value,
-            "standard_error": ratio.error,
-            "against": learned.label,
-        }
+    if learned and learned is not this:
+        ratio = this.against(learned)
+        yield line("lead_of_learned", ratio.value, ratio.error, learned.label)
     change = change_of_lead(alone, this)
     if change:
-        against = f"{learned.label}, and both before"
-        yield {"metric": "change_of_lead", "value": change.value, "standard_error": change.error, "against": against}
+        yield line("change_of_lead", change.value, change.error, f"{learned.label}, and both before")
 
 
 def _of_seed(entry: Entry, seed: int) -> Entry:
