@@ -95,7 +95,7 @@ def test_without_a_gain_there_are_no_parts(tmp_path):
     write_results(tmp_path, settings(), SHIFTS | {"focus/soft": 0.01, "focus/hard-k2": 0.19}, uneven=5.0)
     table, page = made(tmp_path, settings(), "controls")
     assert values(table, "part_of_gain").keys() == set()
-    assert page.count("| no gain") == 7
+    assert page.count(" no gain |") == 7
 
 
 def test_the_lead_of_learned_groups_and_how_it_changes(tmp_path):

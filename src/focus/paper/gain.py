@@ -59,7 +59,7 @@ def leader(entries: list[Entry], entry: Entry) -> Entry | None:
     for frozen in beside:
         tuned = _twin(beside, frozen, tuned=True)
         if tuned and _trains(frozen, "centroids"):
-            return tuned if entry.row.method.endswith(TUNED) else frozen
+            return tuned if entry.runs and _trains(entry, "everything") else frozen
     return None
 
 
