@@ -4,7 +4,7 @@ import pytest
 import torch
 from paper_results import experiment
 from tiny import WINDOW, make_world, row_settings, tiny_model, train_job
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 
 from focus import adapter, training
 from focus.attention.reference import dense_attention
@@ -41,14 +41,22 @@ CONTROLS = {"far": far(), "k-means": kmeans()} | {by: fixed(by) for by in BY}
 CONTROLS |= {"k-means, k=2": kmeans(top_k=2), "random, k=2": fixed("random", top_k=2)}
 
 
+SHAPE = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+SHAPE |= {"num_key_value_heads": 2, "vocab_size": 257, "bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
+
+
 def tiny_llama():
     torch.manual_seed(0)
-    shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    ends = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": 0}
-    return LlamaForCausalLM(LlamaConfig(**shape, **ends, vocab_size=257, num_key_value_heads=2)).eval()
+    return LlamaForCausalLM(LlamaConfig(**SHAPE)).eval()
 
 
-MODELS = {"gpt2": tiny_model, "llama": tiny_llama}
+def tiny_mistral():
+    """Every layer looks back 11 tokens, and its cache holds no more."""
+    torch.manual_seed(0)
+    return MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=11)).eval()
+
+
+MODELS = {"gpt2": tiny_model, "llama": tiny_llama, "mistral": tiny_mistral}
 
 
 def attached(settings, model="gpt2", seed=0):
@@ -125,7 +133,7 @@ def test_what_prunes_nothing_is_the_base_model(settings, model):
     torch.testing.assert_close(logits(ours), logits(base), atol=1e-5, rtol=1e-5)
 
 
-SHAPES = [
+CALLS = [
     {},
     {"padding": True},
     {"queries": 7, "padding": True, "sliding_window": 15},
@@ -134,7 +142,7 @@ SHAPES = [
 ]
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", CALLS, ids=str)
 def test_far_scores_alone_are_scaled(shape, monkeypatch):
     monkeypatch.setattr(structural, "BLOCK", 16)
     torch.manual_seed(0)
