@@ -41,6 +41,7 @@ SMALL = {
     **{"longformer": {"global_tokens": 2}, "bigbird": {"block": 4}, "routing_transformer": {"clusters": 4}},
     **{"s2": {"block": 4}, "moba": {"block": 8, "top_k": 2}, "quest": {"page": 4, "pages": 2}},
     **{"oracle_top_k": {"tokens": 8}, "sparq": {"tokens": 8, "local": 2, "components": 2}, "magicpig": {"tables": 9}},
+    "fixed_groups": {"by": "token"},
 }
 
 

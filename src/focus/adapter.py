@@ -51,12 +51,14 @@ class Composition:
     top_k: int | None = None
 
 
-def compose(model: PreTrainedModel, config: FocusConfig | Mapping, seed: int = 0) -> PreTrainedModel:
+def compose(
+    model: PreTrainedModel, config: FocusConfig | Mapping, seed: int = 0, router: type[Router] = Router
+) -> PreTrainedModel:
     """Add a router to every self-attention layer of `model`, in place, freeze the base, and switch to hard attention.
 
-    `config` may be a mapping of a FocusConfig's settings; `seed` determines the initial projections and centroids.
-    Returns the same model. Raises UserError, before the model is touched, for settings that are none, a model that
-    already has Focus, or one whose attention cannot be replaced.
+    `config` may be a mapping of a FocusConfig's settings; `seed` determines the initial projections and centroids, or
+    whatever else a `router` of another class draws. Returns the same model. Raises UserError, before the model is
+    touched, for settings that are none, a model that already has Focus, or one whose attention cannot be replaced.
     """
     config = _checked(config, "config")
     layers = attention_layers(model)
@@ -70,7 +72,7 @@ def compose(model: PreTrainedModel, config: FocusConfig | Mapping, seed: int = 0
     model.requires_grad_(False)
     for layer in layers:
         device = next(layer.parameters()).device
-        layer.focus = Router(config, layer.config.hidden_size, generator).to(device).train(layer.training)
+        layer.focus = router(config, layer.config.hidden_size, generator).to(device).train(layer.training)
         composition.hooks.append(layer.register_forward_pre_hook(layer.focus.receive, with_kwargs=True))
     model.focus_composition = composition
     switch(model, "hard")

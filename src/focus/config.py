@@ -17,7 +17,9 @@ from focus.strict import Count, Distinct, Name, NonNegative, Positive, Precision
 from focus.wording import among, instead
 
 Task = Literal["hellaswag", "arc_easy", "piqa", "lambada", "truthfulqa_mc1"]
-Column = Literal["perplexity", "ratio", "far_pairs", "parameters", "dominance", "stability", "collapse"]
+Column = Literal[
+    "perplexity", "ratio", "far_pairs", "parameters", "gain", "absorption", "dominance", "stability", "collapse"
+]
 
 
 class Pretraining(Strict):
@@ -77,7 +79,7 @@ class Row(Strict):
     """One row of a table: a method, and the attention it is evaluated with."""
 
     method: Name = Field(description="a key of methods")
-    attention: Attention = Field("full", description="full, or for kind focus the soft gate or hard groups")
+    attention: Attention = Field("full", description="full, or for a kind with groups the soft gate or hard groups")
     top_k: Count | None = Field(None, description="groups a token joins; hard attention only")
     corpus: Name | None = Field(None, description="what it is trained and evaluated on; null means the exhibit's")
     context: Count | None = Field(
@@ -168,8 +170,8 @@ class Exhibit(Strict):
         "quality",
         description="perplexity (in a figure against pairs kept); figures only: the largest group over the steps of "
         "training, perplexity against measured speed (Figure 1), or recall over the length of the input; both: what "
-        "the gate gives to near and far pairs beside perplexity, or pairs kept, bounds and measured speed by the groups "
-        "a token joins",
+        "the gate gives to near and far pairs beside perplexity, or pairs kept, bounds and measured speed by the "
+        "groups a token joins",
     )
 
     @model_validator(mode="after")
@@ -374,8 +376,9 @@ class Experiment(Strict):
     def _check_row(self, row: Row, where: str) -> None:
         _known(row.method, self.methods, f"{where}.method", "methods")
         method = self.methods[row.method]
-        if row.attention != "full" and method.kind != "focus":
-            raise ValueError(f"{where}.attention: {row.attention} needs a method of kind focus, got {row.method}")
+        if row.attention not in method.ATTENTIONS:
+            expected = " or ".join(method.ATTENTIONS)
+            raise ValueError(f"{where}.attention: expected {expected} for kind {method.kind}, got {row.attention}")
         if row.top_k is not None and row.top_k > method.adapter.groups:
             raise ValueError(f"{where}.top_k: expected at most groups ({method.adapter.groups}), got {row.top_k}")
 

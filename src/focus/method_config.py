@@ -106,7 +106,7 @@ class FocusConfig(Strict):
 class Phase(Strict):
     """One phase of training: which weights move, for how long, how fast."""
 
-    trains: Literal["centroids", "lora", "everything"] = Field(description="which weights move in this phase")
+    trains: Literal["centroids", "lora", "scales", "everything"] = Field(description="which weights move in this phase")
     steps: NonNegative = Field(description="optimiser steps")
     learning_rate: Positive = Field(description="peak learning rate of AdamW")
 
@@ -162,6 +162,9 @@ class _Method(Strict):
     NEEDS_TRAINING: ClassVar[bool] = False
     RANDOM: ClassVar[bool] = False
     """Whether the seed decides more than training: what such a method attends to, or computes, is drawn at random."""
+
+    ATTENTIONS: ClassVar[tuple[Attention, ...]] = ("full",)
+    """With which a row may be evaluated."""
 
     @property
     def trains_everything(self) -> bool:
@@ -239,6 +242,7 @@ class PerformerSettings(_Method):
 class FocusSettings(_Method):
     """Learned groups gate the far pairs (the paper)."""
 
+    ATTENTIONS: ClassVar[tuple[Attention, ...]] = ("full", "soft", "hard")
     TRAINS: ClassVar[tuple[str, ...]] = ("centroids", "everything")
     NEEDS_TRAINING: ClassVar[bool] = True
     kind: Literal["focus"] = Field(description="the method file")
@@ -263,6 +267,53 @@ class LoraSettings(_Method):
     targets: Distinct[str] | None = Field(
         None, description="names of the updated matrices; null means c_attn in GPT-2, q_proj and v_proj elsewhere"
     )
+
+
+class FarScaleSettings(_Method):
+    """One learned scale a layer for the scores of far pairs, without groups."""
+
+    TRAINS: ClassVar[tuple[str, ...]] = ("scales",)
+    NEEDS_TRAINING: ClassVar[bool] = True
+    kind: Literal["far_scale"] = Field(description="the method file")
+    sinks: NonNegative = Field(4, description="first real tokens whose scores stay as they are")
+
+
+class _ControlGroups(_Method):
+    groups: Count = Field(4, description="K, the number of groups a layer sorts its tokens into")
+    top_k: Count = Field(1, description="k, the groups a token joins while the model trains")
+    sinks: NonNegative = Field(4, description="first real tokens that every query may see")
+
+    @model_validator(mode="after")
+    def _few(self) -> _ControlGroups:
+        if self.top_k > self.groups:
+            raise ValueError(f"top_k must be at most groups ({self.groups}), got {self.top_k}")
+        return self
+
+    @property
+    def adapter(self) -> FocusConfig:
+        """The adapter that is put on the model."""
+        shared = {"groups": self.groups, "top_k": self.top_k, "sinks": self.sinks}
+        window = {} if self.window is None else {"window": self.window}
+        return FocusConfig(**shared, **window, routing_dim=self.groups, frozen=["centroids", "projection"])
+
+
+class FixedGroupsSettings(_ControlGroups):
+    """Hard groups by position, by token or at random, which nothing learns."""
+
+    ATTENTIONS: ClassVar[tuple[Attention, ...]] = ("hard",)
+    RANDOM: ClassVar[bool] = True
+    kind: Literal["fixed_groups"] = Field(description="the method file")
+    by: Literal["position", "token", "random"] = Field(
+        description="what decides a token's groups in a layer, through a seeded hash: its position, its id, or both"
+    )
+
+
+class KMeansGroupsSettings(_ControlGroups):
+    """Groups from k-means on hidden states of training windows."""
+
+    ATTENTIONS: ClassVar[tuple[Attention, ...]] = ("soft", "hard")
+    NEEDS_TRAINING: ClassVar[bool] = True
+    kind: Literal["kmeans_groups"] = Field(description="the method file")
 
 
 class LongformerSettings(_Method):
@@ -327,6 +378,9 @@ Method = Annotated[
     | PerformerSettings
     | FocusSettings
     | LoraSettings
+    | FarScaleSettings
+    | FixedGroupsSettings
+    | KMeansGroupsSettings
     | LongformerSettings
     | BigBirdSettings
     | RoutingTransformerSettings

@@ -45,6 +45,20 @@ class Router(nn.Module):
     def __init__(self, config: FocusConfig, width: int, generator: torch.Generator):
         super().__init__()
         self.config = config
+        self.make_tensors(width, generator)
+        self.attention: Attention = "hard"
+        self.top_k = config.top_k
+        self.observed: dict[str, float] | None = None
+        self.backend: str | None = None  # of the last hard attention
+        self.calibration: list[Tensor] | None = None
+        self.seen: list[Seen] | None = None
+        self.step_vectors: list[tuple[Tensor, Tensor]] = []
+        self._received: tuple[Tensor, Cache | None] | None = None
+        self._trained_on: tuple[Tensor, Tensor | None] | None = None
+
+    def make_tensors(self, width: int, generator: torch.Generator) -> None:
+        """Draw the projection and the centroids, and add what the balance keeps."""
+        config = self.config
         deviation = config.projection_std or width**-0.5
         projection = torch.randn(config.routing_dim, width, generator=generator) * deviation
         centroids = torch.randn(config.groups, config.routing_dim, generator=generator) * config.centroid_std
@@ -58,15 +72,6 @@ class Router(nn.Module):
             self.register_buffer("projection_average", projection.clone())
         if config.balance == "recluster":
             self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
-        self.attention: Attention = "hard"
-        self.top_k = config.top_k
-        self.observed: dict[str, float] | None = None
-        self.backend: str | None = None  # of the last hard attention
-        self.calibration: list[Tensor] | None = None
-        self.seen: list[Seen] | None = None
-        self.step_vectors: list[tuple[Tensor, Tensor]] = []
-        self._received: tuple[Tensor, Cache | None] | None = None
-        self._trained_on: tuple[Tensor, Tensor | None] | None = None
 
     def forward(self, hidden: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Soft assignment: hidden [B, T, d], padding_mask bool [B, T] -> float32 [B, T, K], rows sum to 1."""

@@ -2,8 +2,11 @@
 
 from focus.methods.base import MethodKind
 from focus.methods.bigbird import BigBird
+from focus.methods.far_scale import FarScale
+from focus.methods.fixed_groups import FixedGroups
 from focus.methods.focus import Focus
 from focus.methods.full_finetuning import FullFinetuning
+from focus.methods.kmeans_groups import KMeansGroups
 from focus.methods.longformer import Longformer
 from focus.methods.lora import Lora
 from focus.methods.magicpig import MagicPIG
@@ -33,6 +36,9 @@ METHODS: dict[str, MethodKind] = {
     "performer": Performer(),
     "focus": Focus(),
     "lora": Lora(),
+    "far_scale": FarScale(),
+    "fixed_groups": FixedGroups(),
+    "kmeans_groups": KMeansGroups(),
 }
 
 __all__ = ["METHODS", "MethodKind"]

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from focus.method_config import Method
+from focus.methods.hashing import BITS, mixed
 from focus.methods.structural import Call, LayerState
 from focus.methods.tiled import Choice, Tiled, Tiles, band_tiles, block_tiles, holds, real_first
-
-BITS = 0xFFFFFFFF
 
 
 class Drawn(LayerState):
@@ -94,20 +93,13 @@ def draw(seed: Tensor, row: Tensor, candidates: Tensor, heads: int, settings: Me
     hash of seed, head, row and turn for a random number.
     """
     head = torch.arange(heads, device=row.device).view(1, heads, 1)
-    state = _hash(_hash(_hash(seed) ^ head) ^ row.unsqueeze(1))
+    state = mixed(mixed(mixed(seed) ^ head) ^ row.unsqueeze(1))
     limit, drawn = candidates.unsqueeze(1), []
     for turn in range(settings.random_blocks):
         last = limit - settings.random_blocks + turn
-        pick = _hash(state ^ turn) % (last + 1).clamp(min=1)
+        pick = mixed(state ^ turn) % (last + 1).clamp(min=1)
         for earlier in drawn:
             pick = torch.where(earlier == pick, last, pick)
         drawn.append(torch.where(last >= 0, pick, -1))
     picks = torch.stack(drawn, dim=-1) if drawn else state.new_zeros(*state.shape, 0)
     return torch.where(picks >= 0, picks + settings.global_blocks, -1)
-
-
-def _hash(x: Tensor) -> Tensor:
-    """A 32-bit mix of x in int64."""
-    for _ in range(2):
-        x = ((x ^ (x >> 16)) * 0x45D9F3B) & BITS
-    return x ^ (x >> 16)

@@ -197,7 +197,7 @@ class Masked(Structural):
         """In blocks of queries; products in the dtype of the inputs, softmax at least in float32."""
         self.count_pairs(call)
         call.state.backend, outputs = "masked, dense", []
-        for rows in _blocks_of(call):
+        for rows in blocks_of(call):
             mask = self._mask(call, rows, call.visible(rows))
             scores = call.scores(rows)
             scores = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -211,7 +211,7 @@ class Masked(Structural):
         if call.state.observed is None:
             return
         kept = far_kept = every = far_every = 0
-        for rows in _blocks_of(call):
+        for rows in blocks_of(call):
             visible = call.visible(rows)
             mask, far = self._mask(call, rows, visible), visible & _far(call, rows)
             shape = (call.query.shape[0], call.query.shape[1], *mask.shape[2:])
@@ -227,7 +227,8 @@ class Masked(Structural):
         return (self.allowed(call, rows) | _itself(call, rows)) & visible
 
 
-def _blocks_of(call: Call) -> list[slice]:
+def blocks_of(call: Call) -> list[slice]:
+    """The queries of a call, BLOCK at a time."""
     length = call.query.shape[2]
     return [slice(start, min(start + BLOCK, length)) for start in range(0, length, BLOCK)]
 

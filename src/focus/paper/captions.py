@@ -8,7 +8,7 @@ from pathlib import Path
 
 from focus.config import Exhibit, Experiment
 from focus.method_config import FocusConfig
-from focus.paper import columns, printed, rows, statistics
+from focus.paper import columns, gain, printed, rows, statistics
 from focus.paper.formats import either, percent, sentence
 from focus.paper.rows import Entry
 from focus.probe import COLLAPSED
@@ -205,6 +205,19 @@ def _meanings(entries: list[Entry], exhibit: Exhibit) -> Iterator[str]:
         yield (
             "Far pairs kept: of the causal pairs farther apart than the window, the share attended, sinks included. "
             "The soft gate weighs every pair and computes all."
+        )
+    if "gain" in exhibit.columns:
+        yield (
+            "Of the gain: which part of what learned grouping changes in log perplexity a row reaches, errors paired. "
+            "Hard groups: from the window with sinks to the first row of trained centroids with as many groups a "
+            "token. Other rows: from pretrained to the soft gate with trained centroids; no gain where that is not "
+            f"below by {gain.SURE:g} standard errors."
+        )
+    if "absorption" in exhibit.columns:
+        yield (
+            "Lead of learned groups: the row's perplexity over that of the groups learned through hard attention, "
+            "fine-tuned if the row is. Change of the lead: that of a fine-tuned row over that of the same row before; "
+            "1 leaves the lead as it was, less takes from it. All windows paired."
         )
     if "dominance" in exhibit.columns:
         yield f"Largest group: the share of the tokens in it, mean over layers, {_counted_on(entries)}"

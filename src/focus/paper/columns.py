@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from statistics import fmean
 
-from focus.paper import rows, statistics
+from focus.paper import gain, rows, statistics
 from focus.paper.formats import mean_over_seeds, number, paper_number, paper_ratio, percent, ratios
 from focus.paper.rows import Entry, Run
 
@@ -74,6 +74,26 @@ def _parameters(entries: list[Entry]) -> Iterator[Column]:
     yield "Trained parameters", cells
 
 
+def _gain(entries: list[Entry]) -> Iterator[Column]:
+    yield "Of the gain", [_part(entry, gain.ends(entries, entry)) for entry in entries]
+
+
+def _part(entry: Entry, found: tuple[Entry, Entry] | None) -> str:
+    if found is None:
+        return "-"
+    reached = gain.part(entry, *found)
+    if reached is None:
+        return "no gain"
+    share, error = reached
+    return percent(share) if error is None or entry is found[1] else f"{100 * share:.0f} ± {100 * error:.0f} %"
+
+
+def _absorption(entries: list[Entry]) -> Iterator[Column]:
+    leaders = [gain.leader(entries, entry) for entry in entries]
+    yield "Lead of learned groups", _ratios(entries, leaders)
+    yield "Change of the lead", ratios([gain.change_of_lead(entries, entry) for entry in entries])
+
+
 def _dominance(entries: list[Entry]) -> Iterator[Column]:
     largest = _probed_group if probed(entries) else _held_out_group
     yield "Largest group", [mean_over_seeds(entry.over_seeds(largest), percent) for entry in entries]
@@ -108,12 +128,14 @@ COLUMNS = {
     "ratio": _ratio,
     "far_pairs": _far_pairs,
     "parameters": _parameters,
+    "gain": _gain,
+    "absorption": _absorption,
     "dominance": _dominance,
     "stability": _stability,
     "collapse": _collapse,
 }
 TITLES = {"dominance": "balance of the groups", "collapse": "balance of the groups"} | {
-    name: "perplexity" for name in ("perplexity", "ratio", "far_pairs", "parameters", "stability")
+    name: "perplexity" for name in ("perplexity", "ratio", "far_pairs", "parameters", "gain", "absorption", "stability")
 }
 
 

@@ -128,7 +128,7 @@ def gather(exhibit: Exhibit, experiment: Experiment, root: Path, *, partial: boo
 
 def reference(entries: list[Entry], entry: Entry) -> Entry | None:
     """The pretrained row of the entry's model, text and context, or None when the exhibit has none with results."""
-    return next((other for other in _beside(entries, entry) if other.kind == "pretrained" and other.runs), None)
+    return next((other for other in alongside(entries, entry) if other.kind == "pretrained" and other.runs), None)
 
 
 def other_baseline(entries: list[Entry], entry: Entry) -> Entry | None:
@@ -136,20 +136,25 @@ def other_baseline(entries: list[Entry], entry: Entry) -> Entry | None:
 
     None where that is the pretrained row or none of the exhibit, and for a pretrained entry.
     """
-    beside = _beside(entries, entry)
+    beside = alongside(entries, entry)
     own = printed.against(entry.row.paper) if entry.row.paper else None
     wanted = {own} if own else {printed.against(other.row.paper) for other in beside if other.row.paper} - {None}
     base = next((other for other in beside if other.row.paper in wanted), None)
     return None if base is None or "pretrained" in (base.kind, entry.kind) else base
 
 
-def _beside(entries: list[Entry], entry: Entry) -> list[Entry]:
+def alongside(entries: list[Entry], entry: Entry) -> list[Entry]:
+    """The rows of the entry's model, text and context, itself among them."""
     place = (entry.model, entry.corpus, entry.row.context)
     return [other for other in entries if (other.model, other.corpus, other.row.context) == place]
 
 
-def frame(entries: list[Entry]) -> pandas.DataFrame:
+def frame(
+    entries: list[Entry], more: Callable[[list[Entry], Entry, int], Iterator[dict]] | None = None
+) -> pandas.DataFrame:
     """The entries as a tidy frame: one line per model, row, seed and metric, in full precision.
+
+    `more` gives further lines {metric, value, standard_error, against} of an entry's seed from the perplexities.
 
     Accuracies and their changes are percent as in the paper; shares of pairs, tokens and positions are 0 to 1.
     `against` names the row that ratios and changes are taken over.
@@ -169,6 +174,7 @@ def frame(entries: list[Entry]) -> pandas.DataFrame:
         for seed, run in entry.runs.items():
             bases = reference(entries, entry), other_baseline(entries, entry)
             measured = list(_metrics(entry, run, *bases, seed))
+            measured += [("perplexity", values) for values in (more(entries, entry, seed) if more else ())]
             lines += [known | {"seed": seed} | _origin(run, source) | values for source, values in measured]
     table = pandas.DataFrame(lines, columns=COLUMNS)
     return table.astype({"seed": "Int64"})

@@ -121,16 +121,37 @@ def compare(ours: list[dict], reference: list[dict]) -> Ratio:
 
     The error is over `units`, documents or windows. Raises UserError when the two did not score the same windows.
     """
-    identity = [
-        [(each["document"], each["start"], each["tokens"]) for each in windows] for windows in (ours, reference)
+    return contrast([(1.0, ours), (-1.0, reference)])
+
+
+def contrast(weighted: list[tuple[float, list[dict]]]) -> Ratio:
+    """The product of perplexities to the power of their weights, from window-wise sums of weighted losses.
+
+    Several rows' windows as in `compare`, each with its weight. Raises UserError unless all scored the same windows.
+    """
+    first = weighted[0][1]
+    for _, windows in weighted[1:]:
+        if [_place(each) for each in windows] != [_place(each) for each in first]:
+            raise UserError(
+                f"paired comparison: expected the same windows in both results, got {len(first)} and {len(windows)} "
+                "windows that differ in document, start or tokens"
+            )
+    sums = [
+        sum(weight * window["loss_sum"] for (weight, _), window in zip(weighted, same, strict=True))
+        for same in zip(*(windows for _, windows in weighted), strict=True)
     ]
-    if identity[0] != identity[1]:
-        raise UserError(
-            f"paired comparison: expected the same windows in both results, got {len(ours)} and {len(reference)} "
-            "windows that differ in document, start or tokens"
-        )
-    differences = [our["loss_sum"] - base["loss_sum"] for our, base in zip(ours, reference, strict=True)]
-    return Ratio(*_mean_loss(differences, ours))
+    return Ratio(*_mean_loss(sums, first))
+
+
+def part(ours: list[dict], whole: list[dict], reference: list[dict]) -> tuple[float, float | None]:
+    """Which part of the change from the reference's log perplexity to the whole's our row reaches, with its error.
+
+    1 is all of it, 0 none. Windows as in `compare`; the error is that of a ratio of paired sums, by the delta method.
+    """
+    change = compare(whole, reference).log
+    share = compare(ours, reference).log / change
+    error = contrast([(1.0, ours), (-share, whole), (share - 1, reference)]).log_error
+    return share, None if error is None else error / abs(change)
 
 
 def units(windows: list[dict]) -> str:
@@ -240,6 +261,10 @@ def _score_variance(gained: int, lost: int, items: int, difference: float) -> fl
     linear = (2 * items - gained + lost) * difference - gained - lost
     root = math.sqrt(max(linear**2 + 8 * items * lost * difference * (1 - difference), 0.0))
     return 2 * (root - linear) / (4 * items) + difference - difference**2
+
+
+def _place(window: dict) -> tuple:
+    return window["document"], window["start"], window["tokens"]
 
 
 def _mean_loss(sums: list[float], windows: list[dict]) -> tuple[float, float | None]:

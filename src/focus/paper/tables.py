@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 
 from focus.config import Exhibit, Experiment
-from focus.paper import captions, columns, contrast, layout, long_inputs, printed, recall, rows, statistics
+from focus.paper import captions, columns, contrast, gain, layout, long_inputs, printed, recall, rows, statistics
 from focus.paper.formats import number, paper_number, paper_ratio, percent
 from focus.paper.layout import Grid
 from focus.paper.rows import TASKS, Entry, Run
@@ -36,7 +36,8 @@ def write(
     ]
     grids += _uncovered(table, exhibit, experiment)
     notes = captions.notes(entries, exhibit, experiment, results_root)
-    write_atomically(Path(f"{output_prefix}.csv"), rows.frame(entries).to_csv(index=False))
+    more = gain.measured if {"gain", "absorption"} & set(exhibit.columns) else None
+    write_atomically(Path(f"{output_prefix}.csv"), rows.frame(entries, more).to_csv(index=False))
     write_atomically(Path(f"{output_prefix}.md"), layout.markdown(exhibit.title, grids, notes))
     write_atomically(Path(f"{output_prefix}.html"), layout.page(exhibit.title, grids, notes))
     write_atomically(Path(f"{output_prefix}.tex"), layout.latex(table, exhibit.title, grids, notes))
