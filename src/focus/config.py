@@ -14,7 +14,9 @@ from focus.method_config import Attention, Method
 from focus.strict import Count, Distinct, Name, NonNegative, Positive, Strict
 
 Task = Literal["hellaswag", "arc_easy", "piqa", "lambada", "truthfulqa_mc1"]
-Column = Literal["perplexity", "ratio", "far_pairs", "parameters", "dominance", "stability", "collapse"]
+Column = Literal[
+    "perplexity", "ratio", "far_pairs", "parameters", "dominance", "stability", "collapse", "training_time"
+]
 Precision = Literal["auto", "float32", "bfloat16"]
 
 

@@ -80,6 +80,11 @@ def _dominance(entries: list[Entry]) -> Iterator[Column]:
     yield from _paper(entries, "dominance", "Paper's largest group, percent")
 
 
+def _training_time(entries: list[Entry]) -> Iterator[Column]:
+    values = [entry.over_seeds(_training_seconds) for entry in entries]
+    yield "Training, seconds", [mean_over_seeds(each, "{:.0f}".format) for each in values]
+
+
 def _stability(entries: list[Entry]) -> Iterator[Column]:
     values = [entry.over_seeds(lambda run: run.trained.get("stability")) for entry in entries]
     yield "Stability", [mean_over_seeds(each, "{:.3f}".format) for each in values]
@@ -111,9 +116,10 @@ COLUMNS = {
     "dominance": _dominance,
     "stability": _stability,
     "collapse": _collapse,
+    "training_time": _training_time,
 }
 TITLES = {"dominance": "balance of the groups", "collapse": "balance of the groups"} | {
-    name: "perplexity" for name in ("perplexity", "ratio", "far_pairs", "parameters", "stability")
+    name: "perplexity" for name in ("perplexity", "ratio", "far_pairs", "parameters", "stability", "training_time")
 }
 
 
@@ -126,6 +132,10 @@ def _paper(entries: list[Entry], metric: str, title: str) -> Iterator[Column]:
 
 def _probed_group(run: Run) -> float | None:
     return run.trained.get("dominance")
+
+
+def _training_seconds(run: Run) -> float | None:
+    return run.trained.get("training_seconds")
 
 
 def _held_out_group(run: Run) -> float | None:
