@@ -33,7 +33,7 @@ OUTPUT_PROJECTIONS = ("o_proj", "c_proj", "out_proj", "dense")
 BETAS = (0.9, 0.95)
 WARMUP_STEPS = 10
 CENTROID_STD = 0.5
-SMALLEST_VARIANCE = 1e-5
+RIDGE = 10.0
 BALANCING_STEPS = 60
 
 
@@ -317,12 +317,17 @@ def _balanced(logits: Tensor, potentials: Tensor, steps: int = 3) -> Tensor:
 
 
 def _whitening(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean [d] of hidden [N, d], and the symmetric [d, d] that gives what is left unit covariance."""
+    """Mean [d] of hidden [N, d], and a symmetric [d, d] that evens out the variances of what is left, 1 on average.
+
+    RIDGE times the median variance is added first, so that directions which hardly vary stay small.
+    """
     mean = hidden.mean(dim=0)
     centred = hidden - mean
     values, vectors = torch.linalg.eigh(centred.T @ centred / len(hidden))
-    values = values.clamp(min=SMALLEST_VARIANCE * values.max().clamp(min=1e-12))
-    return mean, (vectors * values.rsqrt()) @ vectors.T
+    values = values.clamp(min=0)
+    raised = values + RIDGE * values.median() + 1e-6 * values.max() + 1e-12
+    size = (values / raised).mean().sqrt().clamp(min=1e-6)
+    return mean, (vectors * raised.rsqrt()) @ vectors.T / size
 
 
 def _drawn(rows: int, columns: int, deviation: float, generator: torch.Generator, device: torch.device) -> Tensor:
