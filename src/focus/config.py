@@ -18,7 +18,16 @@ from focus.wording import among, instead
 
 Task = Literal["hellaswag", "arc_easy", "piqa", "lambada", "truthfulqa_mc1"]
 Column = Literal[
-    "perplexity", "ratio", "far_pairs", "parameters", "gain", "absorption", "dominance", "stability", "collapse"
+    "perplexity",
+    "ratio",
+    "far_pairs",
+    "parameters",
+    "gain",
+    "absorption",
+    "dominance",
+    "stability",
+    "collapse",
+    "training_time",
 ]
 
 

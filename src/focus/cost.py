@@ -193,6 +193,8 @@ def _row(settings: dict) -> tuple:
         return method["kind"], settings["attention"], settings["top_k"], ""
     training = method.get("training") or {}
     trained = "+".join(trains for trains, steps in _phases(training) if steps)
+    if training.get("distillation"):
+        trained = f"distillation+{trained}"
     return method.get("kind"), training.get("attention", "soft"), None, trained
 
 
@@ -238,7 +240,7 @@ def _training(settings: dict, records: Sequence[Record]) -> Estimate:
         for phase in method["training"]["phases"]
         if phase["steps"]
     ]
-    if not parts:
+    if not parts and not method["training"].get("distillation"):
         of_model = [record for record in records if record.settings["model"] == settings["model"]]
         parts = [
             Estimate("other", record.starting, record.memory, 0.0)
@@ -253,7 +255,9 @@ def _training(settings: dict, records: Sequence[Record]) -> Estimate:
 def _trained_tokens(settings: dict, record: Record) -> int:
     training = settings["settings"]["training"]
     steps = sum(count for _, count in _phases(training))
-    return steps * training["batch_size"] * training["accumulation"] * settings["model_settings"]["context"]
+    windows = steps * training["batch_size"] * training["accumulation"]
+    windows += (training.get("distillation") or {}).get("windows", 0)
+    return windows * settings["model_settings"]["context"]
 
 
 def _pretrained_tokens(settings: dict, record: Record) -> float:

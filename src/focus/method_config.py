@@ -6,6 +6,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, TypeAdapter, model_validator
 
+from focus.distillation_config import Distillation
 from focus.strict import Count, Distinct, NonNegative, Positive, Strict
 
 Attention = Literal["full", "soft", "hard"]
@@ -119,6 +120,11 @@ class Training(Strict):
         "soft",
         description="kind focus only: the gate, or hard groups (straight-through gradient, no dropout)",
     )
+    distillation: Distillation | None = Field(
+        None,
+        description="kind focus only: before the phases, fit the centroids of each layer to the frozen model's own "
+        "attention; null means not",
+    )
     from_scratch: bool = Field(False, description="start from random weights instead of the model's own")
     batch_size: Count = Field(1, description="windows a forward pass takes")
     accumulation: Count = Field(1, description="forward passes an optimiser step takes")
@@ -156,6 +162,8 @@ class _Method(Strict):
             raise ValueError("training.from_scratch: expected a phase that trains everything, got none")
         if self.training.attention != "soft" and self.kind != "focus":
             raise ValueError(f"training.attention belongs to kind focus and only there, got kind {self.kind}")
+        if self.training.distillation is not None and self.kind != "focus":
+            raise ValueError(f"training.distillation belongs to kind focus and only there, got kind {self.kind}")
         return self
 
     TRAINS: ClassVar[tuple[str, ...]] = ("everything",)
@@ -253,6 +261,14 @@ class FocusSettings(_Method):
         centroids = self.training is not None and any(phase.trains == "centroids" for phase in self.training.phases)
         if centroids and not self.adapter.learnt:
             raise ValueError("adapter.frozen: expected something that a phase of centroids can train, got nothing")
+        if self.training is not None and self.training.distillation is not None:
+            if self.adapter.balance != "potentials" or self.adapter.frozen:
+                raise ValueError(
+                    "training.distillation: expected adapter.balance potentials and nothing in adapter.frozen, "
+                    f"got {self.adapter.balance} and {self.adapter.frozen}"
+                )
+            if self.training.from_scratch:
+                raise ValueError("training.distillation: expected a model to learn from, got training.from_scratch")
         return self
 
 

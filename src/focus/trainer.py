@@ -39,12 +39,14 @@ MEAN_OVER = 10
 
 @dataclass
 class State:
-    """How far a run is; `records` are the lines of its log, `groups` (int16 [L, B, T]) those seen at step `probed`."""
+    """How far a run is; `distilled` and `records` are the lines of its log, one a layer and one a step, `groups` (int16
+    [L, B, T]) those seen at step `probed`."""
 
     step: int = 0
     phase: int = 0
     phase_step: int = 0
     seconds: float = 0.0
+    distilled: list[dict] = field(default_factory=list)
     records: list[dict] = field(default_factory=list)
     groups: Tensor | None = None
     probed: int = 0
@@ -63,28 +65,30 @@ def fit(
 ) -> dict:
     """Train `model` in place, from its last checkpoint if there is one, and return the metrics.
 
-    Cross entropy of the next token, and what the method adds to it; AdamW with fresh state each phase, decay on
-    matrices only; products in `dtype`. `store.log` gets a line of JSON each step, whose loss is the cross entropy
-    alone. Raises UserError when the loss or the gradient's norm is not finite.
+    First the layers' distillation, if there is one. Then cross entropy of the next token, and what the method adds to
+    it; AdamW with fresh state each phase, decay on matrices only; products in `dtype`. `store.log` gets a line of JSON
+    each layer and each step, whose loss is the cross entropy alone. Raises UserError when the loss or the gradient's
+    norm is not finite.
     """
     torch.manual_seed(seed)
     model.train()
     state, optimiser_state = State(), None
     saved = store.load()
     phases = [(number, phase) for number, phase in enumerate(training.phases) if phase.steps]
-    if saved is None:
+    if saved is None and training.distillation is None:
         windows = (row[None] for row in _first_windows(batches, training.calibration_windows))
         with products_in(dtype, model.device):
             method.prepare(model, windows)
-        state.groups = _groups(model, training, method, batches, dtype)
-    else:
+    elif saved is not None:
         state, optimiser_state = State(**saved["state"]), saved["optimiser"]
         _restore(model, saved)
         print(f"{name}: resuming after step {state.step}", flush=True)
     with writing(store.log):
-        write_atomically(store.log, "".join(json.dumps(record) + "\n" for record in state.records))
+        write_atomically(store.log, "".join(json.dumps(record) + "\n" for record in state.distilled + state.records))
+    trained = _distil(model, training, method, batches, state, dtype=dtype, seed=seed, store=store, name=name)
+    if state.step == 0:
+        state.groups = _groups(model, training, method, batches, dtype)
     progress = Progress(name, sum(phase.steps for _, phase in phases), done=state.step)
-    trained: dict[str, Tensor] = {}
     earlier, clock = state.seconds, time.monotonic()
     for number, phase in phases:
         parameters = method.parameters(model, phase.trains)
@@ -117,6 +121,39 @@ def fit(
                 store.save(_changed(model, trained) | {"state": asdict(state), "optimiser": moments})
     model.eval()
     return _metrics(state, trained, training, batches)
+
+
+def _distil(
+    model: PreTrainedModel,
+    training: Training,
+    method: MethodKind,
+    batches: TrainingBatches,
+    state: State,
+    *,
+    dtype: torch.dtype,
+    seed: int,
+    store: Checkpoints,
+    name: str,
+) -> dict[str, Tensor]:
+    """Fit the layers that are not yet, with a checkpoint and a line of the log after each; what that trained, by name.
+
+    A run that was killed between two layers reads the windows again.
+    """
+    settings = training.distillation
+    if settings is None:
+        return {}
+    method.parameters(model, "centroids")
+    trained = {key: value for key, value in model.named_parameters() if value.requires_grad}
+    earlier, clock = state.seconds, time.monotonic()
+    windows = (row[None] for row in _first_windows(batches, settings.windows))
+    with products_in(dtype, model.device):
+        for record in method.distil(model, settings, windows, seed=seed, done=len(state.distilled), name=name):
+            state.seconds = round(earlier + time.monotonic() - clock, 3)
+            state.distilled.append(record | {"seconds": state.seconds})
+            with writing(store.log), open(store.log, "a") as file:
+                file.write(json.dumps(state.distilled[-1]) + "\n")
+            store.save(_changed(model, trained) | {"state": asdict(state), "optimiser": None})
+    return trained
 
 
 def learning_rate(phase: Phase, warmup: float, step: int) -> float:
@@ -236,6 +273,8 @@ def _restore(model: PreTrainedModel, saved: dict) -> None:
 def _metrics(state: State, trained: dict[str, Tensor], training: Training, batches: TrainingBatches) -> dict:
     losses = [record["loss"] for record in state.records]
     tokens = state.step * training.accumulation * batches.batch_size * batches.context
+    if training.distillation is not None:
+        tokens += training.distillation.windows * batches.context
     metrics = {
         "steps": state.step,
         "first_loss": losses[0] if losses else None,
@@ -245,4 +284,9 @@ def _metrics(state: State, trained: dict[str, Tensor], training: Training, batch
         "training_seconds": state.seconds,
         "layers": next((record["layers"] for record in reversed(state.records) if "layers" in record), []),
     }
-    return metrics | probe.summary(state.records)
+    kept = {
+        name: fmean(record[name] for record in state.distilled)
+        for name in ("kept_weight", "kept_far_pairs")
+        if state.distilled
+    }
+    return metrics | kept | probe.summary(state.records)

@@ -40,6 +40,8 @@ def load_row(
     else:
         method.restore(network, settings, weights, window=window)
     trained = {p for phase in phases if phase.steps for p in method.parameters(network, phase.trains)}
+    if settings.training is not None and settings.training.distillation is not None:
+        trained |= set(method.parameters(network, "centroids"))
     network.requires_grad_(False)
     method.choose(network, job.attention, job.top_k)
     return EvaluatedRow(network.eval(), tokenizer, method, sum(parameter.numel() for parameter in trained))

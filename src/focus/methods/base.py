@@ -5,7 +5,7 @@ The functions here do what a method without anything of its own does; a method f
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
+from focus.distillation_config import Distillation
 from focus.errors import UserError
 from focus.method_config import Attention, Method
 
@@ -34,6 +35,22 @@ class MethodKind:
 
     def prepare(self, model: PreTrainedModel, batches: Iterable[Tensor]) -> None:
         """Before the first step: set what is estimated from data (int64 [B, T] each) and not trained."""
+
+    def distil(
+        self,
+        model: PreTrainedModel,
+        settings: Distillation,
+        windows: Iterable[Tensor],
+        *,
+        seed: int,
+        done: int,
+        name: str,
+    ) -> Iterator[dict]:
+        """Before the first step: fit layer by layer to what the model itself does in `windows` (int64 [1, T] each).
+
+        Begins with layer `done` and yields a record, to be kept with the run, after each.
+        """
+        raise UserError("training.distillation: expected null for a method without groups")
 
     def auxiliary(self, model: PreTrainedModel) -> AbstractContextManager[list[Tensor]]:
         """Around each forward of a training step: once left, the scalars to add to that forward's loss.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.nn import Parameter
 from transformers import PreTrainedModel
 
-from focus import adapter
+from focus import adapter, distillation
+from focus.distillation_config import Distillation
 from focus.method_config import Attention, Method
 from focus.methods.base import MethodKind
 from focus.methods.full_finetuning import load_parameters, save_parameters
@@ -38,6 +39,19 @@ class Focus(MethodKind):
         """Calibrate the potentials, where there are any."""
         if model.focus_composition.config.balance == "potentials":
             adapter.calibrate(model, batches)
+
+    def distil(
+        self,
+        model: PreTrainedModel,
+        settings: Distillation,
+        windows: Iterable[Tensor],
+        *,
+        seed: int,
+        done: int,
+        name: str,
+    ) -> Iterator[dict]:
+        """Centroids that keep the far attention of the model as it is."""
+        return distillation.distil(model, settings, windows, seed=seed, done=done, name=name)
 
     def auxiliary(self, model: PreTrainedModel) -> AbstractContextManager[list[Tensor]]:
         """The losses on uneven groups, layer by layer, where the balance has any."""

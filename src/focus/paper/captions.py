@@ -155,6 +155,10 @@ def _trained(entry: Entry) -> str | None:
         for phase in training["phases"]
         if phase["steps"]
     )
+    distillation = training.get("distillation")
+    if distillation:
+        fitted = f"{distillation['steps']} steps a layer on the attention of {distillation['windows']} windows"
+        phases = f"{fitted} then {phases}" if phases else fitted
     if not phases:
         return f"{name}: not at all"
     hard = f" through hard groups of k={settings['adapter']['top_k']}" if training["attention"] == "hard" else ""
@@ -223,6 +227,8 @@ def _meanings(entries: list[Entry], exhibit: Exhibit) -> Iterator[str]:
         yield f"Largest group: the share of the tokens in it, mean over layers, {_counted_on(entries)}"
     if "stability" in exhibit.columns:
         yield "Stability: the share of those tokens that at the last look kept the group of the look before."
+    if "training_time" in exhibit.columns:
+        yield "Training: wall time of one thread, without loading the model."
     if "collapse" in exhibit.columns:
         yield (
             f"Collapsed at step: the first look at which the largest group held more than {percent(COLLAPSED)} of the "

@@ -100,6 +100,11 @@ def _dominance(entries: list[Entry]) -> Iterator[Column]:
     yield from _paper(entries, "dominance", "Paper's largest group, percent")
 
 
+def _training_time(entries: list[Entry]) -> Iterator[Column]:
+    values = [entry.over_seeds(_training_seconds) for entry in entries]
+    yield "Training, seconds", [mean_over_seeds(each, "{:.0f}".format) for each in values]
+
+
 def _stability(entries: list[Entry]) -> Iterator[Column]:
     values = [entry.over_seeds(lambda run: run.trained.get("stability")) for entry in entries]
     yield "Stability", [mean_over_seeds(each, "{:.3f}".format) for each in values]
@@ -133,9 +138,11 @@ COLUMNS = {
     "dominance": _dominance,
     "stability": _stability,
     "collapse": _collapse,
+    "training_time": _training_time,
 }
 TITLES = {"dominance": "balance of the groups", "collapse": "balance of the groups"} | {
-    name: "perplexity" for name in ("perplexity", "ratio", "far_pairs", "parameters", "gain", "absorption", "stability")
+    name: "perplexity"
+    for name in ("perplexity", "ratio", "far_pairs", "parameters", "gain", "absorption", "stability", "training_time")
 }
 
 
@@ -148,6 +155,10 @@ def _paper(entries: list[Entry], metric: str, title: str) -> Iterator[Column]:
 
 def _probed_group(run: Run) -> float | None:
     return run.trained.get("dominance")
+
+
+def _training_seconds(run: Run) -> float | None:
+    return run.trained.get("training_seconds")
 
 
 def _held_out_group(run: Run) -> float | None:
