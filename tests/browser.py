@@ -43,12 +43,10 @@ def find() -> tuple[Path, dict[str, str]]:
             return Path(shutil.which(name)), dict(os.environ)
     target = cache_root() / "browser"
     with locked(target):
-        if not (target / "whole").exists():
-            shutil.rmtree(target, ignore_errors=True)
+        if not target.exists():
             with partial(target) as folder:
                 _fetch(folder)
                 folder.rename(target)
-                target.with_name("browser").joinpath("whole").touch()
     libraries = sorted({str(path.parent) for path in target.glob("root/usr/lib/**/*.so*")})
     environment = os.environ | {"LD_LIBRARY_PATH": os.pathsep.join(libraries)}
     return target / "root/usr/lib/chromium" / PACKAGE, environment
