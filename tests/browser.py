@@ -10,6 +10,7 @@ import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import time
 from base64 import b64decode
@@ -87,14 +88,14 @@ def opened(url: str, **device):
     program, environment = find()
     with TemporaryDirectory() as profile:
         (ours, theirs), (their_answers, our_answers) = os.pipe(), os.pipe()
-        process = subprocess.Popen(
+        spare = (100, 101)  # above what a test process has open, so that no end is overwritten before it is moved
+        moves = [(ours, spare[0]), (our_answers, spare[1]), (spare[0], 3), (spare[1], 4)]
+        quiet = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in (0, 1, 2)]
+        process = os.posix_spawn(
+            program,
             [str(program), f"--user-data-dir={profile}", *FLAGS],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            close_fds=False,
-            preexec_fn=lambda: (os.dup2(ours, 1000), os.dup2(our_answers, 1001), os.dup2(1000, 3), os.dup2(1001, 4)),
+            environment,
+            file_actions=[*((os.POSIX_SPAWN_DUP2, *move) for move in moves), *quiet],
         )
         os.close(ours)
         os.close(our_answers)
@@ -104,8 +105,8 @@ def opened(url: str, **device):
             page.go(url)
             yield page
         finally:
-            process.kill()
-            process.wait()
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
             for end in (theirs, their_answers):
                 os.close(end)
             _settle(profile)
@@ -158,7 +159,9 @@ class Page:
 
     def click(self, selector: str) -> None:
         """A real click, with the mouse, in the middle of the first element that matches."""
-        self.run(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center', behavior: 'instant'}})")
+        self.run(
+            f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center', behavior: 'instant'}})"
+        )
         box = self.run(
             f"(b => [b.x + b.width / 2, b.y + b.height / 2])"
             f"(document.querySelector({json.dumps(selector)}).getBoundingClientRect())"

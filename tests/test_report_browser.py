@@ -42,9 +42,8 @@ def visible(page, selector: str) -> list[str]:
 
 
 def column(page, table: str, number: int) -> list[str]:
-    return page.run(
-        f"[...document.querySelector({json.dumps(table)}).tBodies[0].rows].map(r => r.cells[{number}].textContent.trim())"
-    )
+    rows = f"[...document.querySelector({json.dumps(table)}).tBodies[0].rows]"
+    return page.run(f"{rows}.map(row => row.cells[{number}].textContent.trim())")
 
 
 def test_it_renders_with_every_claim_figure_and_table(page):

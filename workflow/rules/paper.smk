@@ -107,9 +107,7 @@ rule report_page:
         templates=sorted(map(str, Path("src/focus/paper/templates").iterdir())),
         captions=sorted(map(str, Path("workflow/report").glob("*.rst"))),
         claims="<results>/claims.json",
-        exhibits=[
-            exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED + GROUPS
-        ],
+        exhibits=[exhibit_files(kind, name) for kind, name in EXHIBITS + SPEED + GROUPS],
         groups=GROUPS_PAGE,
     output:
         multiext("<results>/report", ".html", ".md", ".tex"),

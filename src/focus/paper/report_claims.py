@@ -17,15 +17,15 @@ VERDICTS = {
     "mixed": "±",
     "undecided": "?",
     "not comparable": "≠",
-    "not run": "–",
+    "not run": "○",
 }
 """Every verdict, in the order shown, with the sign that stands beside its colour."""
 CONTROLS = {"reproduced": "holds", "contradicted": "does not hold"}
 WORST = ("contradicted", "mixed", "undecided", "within tolerance", "reproduced", "not comparable", "not run")
-UNITS = {"accuracy": " points", "pairs_kept": " %", "far_pairs_kept": " %", "speedup": "×"}
+UNITS = {"accuracy": " points", "pairs_kept": " %", "far_pairs_kept": " %"}
 WORDS = {
     "trained_parameters": "trained parameters",
-    "speedup": "times faster",
+    "speedup": "times as fast as full attention",
     "cosine": "cosine similarity",
     "pairs_kept": "pairs kept",
     "far_pairs_kept": "far pairs kept",
