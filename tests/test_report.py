@@ -146,7 +146,7 @@ def test_text_of_a_claim_is_never_markup(tmp_path):
     (tmp_path / "perplexity/x.json").write_text(json.dumps(result))
     page = written(tmp_path, CLAIM | {"statement": evil, "reason": evil, "cases": [case(**results)]})
     assert "alert(1)" in page
-    assert page.count("<script") == 2
+    assert page.count("<script") == 2  # the data and the script
     assert "<code>code &lt;b&gt;</code>" in page
     assert r"a & b \| 50 %" in (tmp_path / "report.md").read_text()
     assert r"a \& b | 50 \% of \$x\_1\$" in (tmp_path / "report.tex").read_text()

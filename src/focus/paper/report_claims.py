@@ -20,6 +20,7 @@ VERDICTS = {
     "not run": "○",
 }
 """Every verdict, in the order shown, with the sign that stands beside its colour."""
+OTHER = "·"
 CONTROLS = {"reproduced": "holds", "contradicted": "does not hold"}
 WORST = ("contradicted", "mixed", "undecided", "within tolerance", "reproduced", "not comparable", "not run")
 UNITS = {"accuracy": " points", "pairs_kept": " %", "far_pairs_kept": " %"}
@@ -39,9 +40,10 @@ def views(claims: list[dict], sources: Sources, tables: dict[str, set[str]]) -> 
 
 
 def counts(shown: list[dict]) -> list[dict]:
-    """How many of these claims have each verdict that occurs, in the order of VERDICTS."""
+    """How many of these claims have each verdict, in the order of VERDICTS, then verdicts that it does not know."""
     found = Counter(each["verdict"] for each in shown)
-    return [{"verdict": verdict, "sign": sign, "count": found[verdict]} for verdict, sign in VERDICTS.items()]
+    signs = VERDICTS | {verdict: OTHER for verdict in sorted(found.keys() - VERDICTS)}
+    return [{"verdict": verdict, "sign": sign, "count": found[verdict]} for verdict, sign in signs.items()]
 
 
 def base(verdict: str) -> str:
@@ -111,7 +113,8 @@ def over_seeds(claim: dict, measured: list[dict]) -> str:
     values = [each["value"] for each in measured]
     errors = [each.get("error") or 0.0 for each in measured]
     mean = number(claim, measured[0] | {"value": fmean(values), "error": math.hypot(*errors) / len(errors)})
-    low, high = (number(claim, measured[0] | {"value": each(values), "error": 0.0})["text"] for each in (min, max))
+    exact = {"error": 0.0, "decimals": mean["decimals"]}
+    low, high = (number(claim, measured[0] | exact | {"value": each(values)})["text"] for each in (min, max))
     lead = f"{names[0]}: " if names[0] and len(names) == 1 else ""
     return f"{lead}{mean['text']} ({len(measured)} seeds: {low} to {high})"
 
@@ -123,12 +126,13 @@ def number(claim: dict, measured: dict) -> dict:
     unit = measured.get("unit", claim.get("unit"))
     if unit is None:
         unit = " %" if metric == "perplexity" and change else UNITS.get(metric, "")
-    decimals = _decimals(value, error)
+    decimals = measured.get("decimals", _decimals(value, error))
     text = f"{value:{'+' if change else ''},.{decimals}f}" + (f" ± {error:,.{decimals}f}" if error else "")
     if change and abs(value) + 2 * error < SMALLEST:
         text = f"0 ± less than {SMALLEST:g}"
     name = str(measured.get("name") or "")
-    return {"name": TASKS.get(name, name.replace("_", " ")), "text": text + unit, "value": repr(value)}
+    shown = TASKS.get(name, name.replace("_", " "))
+    return {"name": shown, "text": text + unit, "value": repr(value), "decimals": decimals}
 
 
 def quantity(claim: dict) -> str:
