@@ -8,7 +8,7 @@ import pytest
 from paper_results import REPOSITORY, experiment
 
 from focus.errors import UserError
-from focus.paper import report, report_claims
+from focus.paper import report, report_claims, report_exhibits
 from focus.paper.report_exhibits import natural
 
 REFERENCE = REPOSITORY / "results/reference/laptop"
@@ -232,6 +232,23 @@ def test_a_claims_command_is_the_table_that_holds_its_results():
     assert report_claims.target("Tables 2 and 7", ["a", "b"], tables) == ["table7"]
     assert report_claims.target("abstract", ["a"], tables) == ["headline"]
     assert report_claims.target("Table 1", ["a", "z"], tables) == ["a", "z"]
+
+
+@pytest.mark.parametrize(
+    ("text", "header", "expected"),
+    [
+        ("40.36 ± 3.13", "Perplexity", ("40.3643", ["b"])),
+        ("40.0", "Perplexity", ("40.0", ["a", "b"])),
+        ("25.0 %", "Far pairs kept", ("0.25", ["a"])),
+        ("25.0 %", "Pairs kept", None),
+        ("7", "Perplexity", None),
+    ],
+)
+def test_a_tables_number_leads_to_the_only_line_that_rounds_to_it(text, header, expected):
+    lines = [("perplexity", "0", "39.6357", "a"), ("perplexity", "1", "40.3643", "b")]
+    lines += [("far_pairs_kept", "0", "0.25", "a"), ("near_pairs_kept", "0", "0.2501", "a")]
+    pairs = [({"metric": metric, "seed": seed, "value": value}, path) for metric, seed, value, path in lines]
+    assert report_exhibits.matching(text, header, pairs) == expected
 
 
 def test_the_papers_tables_come_first_in_order():

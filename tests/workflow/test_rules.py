@@ -192,6 +192,18 @@ def test_cost_counts_the_jobs_that_a_run_would_start(checkout, scale):
     assert [path.name for path in (checkout.folder / "results" / scale).rglob("*.*")] == ["cost.log"]
 
 
+def test_snakemakes_report_shows_what_a_partial_run_has_made(checkout):
+    scale = ("--configfile", "config/smoke.yaml")
+    line = "focus: error: --report: expected tables, figures or claims in results/smoke, found none"
+    assert line in checkout.run(*scale, "--report", "report.html", code=2)
+    tables = checkout.folder / "results/smoke/tables"
+    tables.mkdir(parents=True)
+    for suffix in ("csv", "md", "html", "tex"):
+        (tables / f"table1.{suffix}").write_text("a table")
+    checkout.run(*scale, "--report", "report.html")
+    assert "table1.html" in (checkout.folder / "report.html").read_text()
+
+
 def test_timing_takes_every_core_and_other_jobs_one(finished):
     results = finished.folder / "results/laptop"
     assert "with 2 threads" in (results / "speed/attention.json").read_text()

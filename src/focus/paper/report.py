@@ -57,6 +57,7 @@ def content(
         raise UserError(f"{root}: expected claims.json, tables or figures of a run, found none")
     claims = report_claims.views(verdicts["claims"], sources, {table.name: table.results for table in tables})
     papers = [claim for claim in claims if claim["origin"] == "paper"]
+    stand_ins = _stand_ins(root)
     scale = verdicts["scale"] or (experiment.scale if experiment else root.resolve().name)
     return {
         "scale": scale,
@@ -73,7 +74,8 @@ def content(
         "our_figures": [figure for figure in figures if figure.ours],
         "groups_page": "figures/groups.html" if (root / "figures/groups.html").exists() else "",
         "not_run": _not_run(claims, tables),
-        "stand_ins": _stand_ins(root),
+        "stand_ins": stand_ins,
+        "notes": {each["name"]: each["note"] for each in stand_ins if each["kind"] == "model"},
         "summary": sources.summary(),
         "command": lambda targets: command(targets, scale, config_files),
         "provenance": _embedded(sources.embedded()),

@@ -12,6 +12,7 @@ from base64 import b64encode
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from pathlib import Path
+from statistics import fmean
 
 from focus.paper.report_sources import Sources
 
@@ -150,32 +151,41 @@ def _lead_back(grid: Grid, lines: list[dict[str, str]], behind: list[str], sourc
         for header, cell in zip(grid.header, row, strict=False):
             if not re.search(r"\d", cell.text) or (cell is row[0] and named) or "paper" in header.lower():
                 continue
-            match = _matching(cell.text, header, mine)
-            paths = [match[1]] if match and match[1] else everything
+            match = matching(cell.text, header, mine)
+            paths = (match and match[1]) or everything
             cell.results = sources.places(paths) if match or named or len(everything) == 1 else []
             cell.value = match[0] if match else ""
         row[0].results = sources.places(everything) if named or len(everything) == 1 else []
 
 
-def _matching(text: str, header: str, pairs: list[tuple[dict[str, str], str]]) -> tuple[str, str] | None:
-    """(value in full precision, result) of the CSV's number that a cell shows first, or None unless there is one.
+def matching(text: str, header: str, pairs: list[tuple[dict[str, str], str]]) -> tuple[str, list[str]] | None:
+    """(value in full precision, results) of the CSV's number that a cell shows first, or None unless there is one.
 
-    Of several that round to what is shown, those whose metric shares a word with the column's header are taken.
+    A metric's mean over lines of a seed each counts too. Of several that round to what is
+    shown, those whose metric shares most words with the column's header are taken.
     """
     shown = NUMBER.search(text).group()
     decimals = len(shown.partition(".")[2])
-    found: dict[tuple[str, str], str] = {}
+    lines: dict[str, list[tuple[str, str]]] = {}
+    seeds: dict[str, set[str]] = {}
     for line, path in pairs:
-        try:
-            value = float(line["value"])
-        except (KeyError, ValueError):
-            continue
-        if any(f"{factor * value:,.{decimals}f}" == shown.lstrip("+") for factor in (1, 100)):
-            found[line["value"], path] = line.get("metric", "")
+        if line.get("value"):
+            lines.setdefault(line.get("metric", ""), []).append((line["value"], path))
+            seeds.setdefault(line.get("metric", ""), set()).add(line.get("seed", ""))
+    found: dict[tuple[str, tuple[str, ...]], str] = {}
+    for metric, values in lines.items():
+        several = [(str(fmean(float(value) for value, _ in values)), tuple(path for _, path in values))]
+        single = [(value, (path,)) for value, path in values]
+        for value, paths in [*single, *several * (1 < len(values) == len(seeds[metric]))]:
+            if any(f"{factor * float(value):,.{decimals}f}" == shown.lstrip("+") for factor in (1, 100)):
+                found[value, paths] = metric
     words = set(re.findall(r"[a-z]+", header.lower()))
-    close = [key for key, metric in found.items() if words & set(metric.lower().split("_"))]
-    chosen = close or list(found)
-    return chosen[0] if len(chosen) == 1 else None
+    shared = {key: len(words & set(metric.lower().split("_"))) for key, metric in found.items()}
+    chosen = [key for key, count in shared.items() if count == max(shared.values())]
+    if len(chosen) != 1:
+        return None
+    value, paths = chosen[0]
+    return value, [path for path in paths if path]
 
 
 class _Page(HTMLParser):
