@@ -72,12 +72,12 @@ def test_a_verdict_filters_the_claims_and_a_second_press_shows_all(page):
     assert visible(page, "article.claim") == every
 
 
-def test_claims_are_found_by_table_and_words_and_a_link_shows_a_hidden_one(page):
-    page.run("document.querySelector('#by-table').value = 'table7'")
+def test_claims_are_found_by_place_and_words_and_a_link_shows_a_hidden_one(page):
+    page.run("document.querySelector('#by-place').value = 'Table 7'")
     page.run("document.querySelector('#filters').dispatchEvent(new Event('input'))")
-    tables = page.run("[...document.querySelectorAll('.claim:not([hidden])')].map(e => e.dataset.tables)")
-    assert tables
-    assert all("table7" in each.split() for each in tables)
+    places = page.run("[...document.querySelectorAll('.claim:not([hidden])')].map(e => e.dataset.places)")
+    assert places
+    assert all("Table 7" in each.split("|") for each in places)
     page.click('#filters [type="reset"]')
     page.click("#by-text")
     page.type("fine-tuning every weight")
@@ -108,15 +108,17 @@ def test_a_column_sorts_by_number_both_ways_with_blanks_last(page):
 
 def test_a_number_tells_where_it_comes_from_by_mouse_and_keyboard(page):
     page.run("document.querySelector('#table-table1').open = true")
-    place = int(page.run("document.querySelector('#table-table1 td[data-value]').dataset.results"))
-    path = page.run(f"JSON.parse(document.querySelector('#provenance').textContent).results[{place}].path")
-    result = json.loads((REFERENCE / path).read_text())
-    page.click("#table-table1 td[data-value]")
+    number = "#table-table1 td[data-v]"
+    page.click(number)
+    page.run("loaded")
     assert page.run("document.querySelector('#source').open")
+    path = page.run("document.querySelector('#source h3').textContent")
+    result = json.loads((REFERENCE / path).read_text())
     said = page.run("document.querySelector('#source').textContent")
-    for part in (path, result["provenance"]["code"], result["provenance"]["processor"], "torch", "Seed"):
+    for part in (result["provenance"]["code"], result["provenance"]["processor"], "torch", "Seed"):
         assert part in said
-    assert page.run("document.querySelector('#table-table1 td[data-value]').dataset.value") in said
+    assert page.run(f"document.querySelector('{number}').dataset.v") in said
+    assert repr(result["metrics"]["perplexity"]) in said
     page.press("Escape")
     assert not page.run("document.querySelector('#source').open")
     page.run("document.querySelector('article.claim .number').focus()")

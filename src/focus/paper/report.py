@@ -6,9 +6,11 @@ is left out or listed as not run. How it looks is in templates/.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shlex
+from base64 import b64encode
 from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -23,6 +25,10 @@ from focus.provenance import write_atomically
 
 PAPERS_FIGURES = ("quality", "tradeoff", "dominance", "speed", "groups")
 """What figures of the paper's own content show; those of other kinds are ours."""
+SHORTLIST = 7
+"""Claims of each kind on top of the page before the rest is folded away."""
+LARGEST = 1_000_000
+"""Bytes of the page that the pictures may fill up to: the repository keeps no file over 1 MiB."""
 TEMPLATES = {".html": "page.html.j2", ".md": "page.md.j2", ".tex": "page.tex.j2"}
 
 
@@ -41,6 +47,9 @@ def write(
     """
     shown = content(Path(results), experiment, captions, config_files)
     environment = _environment()
+    page = environment.get_template(TEMPLATES[".html"])
+    figures = shown["figures"] + shown["our_figures"]
+    report_exhibits.draw(figures, LARGEST - len(page.render(shown).encode()))
     for suffix, template in TEMPLATES.items():
         write_atomically(Path(f"{output_prefix}{suffix}"), environment.get_template(template).render(shown))
 
@@ -67,7 +76,9 @@ def content(
         "control_counts": report_claims.counts([claim for claim in claims if claim["origin"] != "paper"]),
         "signs": report_claims.VERDICTS,
         "contradicted": [claim for claim in papers if claim["verdict"] == "contradicted"],
-        "places": sorted({place for claim in claims for place in claim["tables"]}, key=report_exhibits.natural),
+        "holding": [claim for claim in papers if claim["verdict"] in ("reproduced", "within tolerance")],
+        "shortlist": SHORTLIST,
+        "places": list(dict.fromkeys(place for claim in claims for place in claim["places"])),
         "tables": [table for table in tables if not table.ours],
         "our_tables": [table for table in tables if table.ours],
         "figures": [figure for figure in figures if not figure.ours],
@@ -106,13 +117,13 @@ def _figures(root: Path, tables: list[Table], experiment: Experiment | None, cap
     ours = {table.name: table.ours for table in tables}
     titles = {table.name: table.title for table in tables}
     found = []
-    for path, (uri, width, height) in zip(paths, report_exhibits.pictures(paths), strict=True):
+    for path in paths:
         exhibit = experiment.figures.get(path.stem) if experiment else None
         shows = exhibit.shows if exhibit else path.stem
         title = exhibit.title if exhibit else titles.get(path.stem, path.stem.replace("_", " ").capitalize())
         about = _caption(path.stem, experiment, captions)
         own = ours.get(path.stem, shows not in PAPERS_FIGURES and not path.stem.startswith("figure"))
-        found.append(Figure(path.stem, title, about, uri, width, height, own))
+        found.append(Figure(path, path.stem, title, about, own))
     return found
 
 
@@ -162,10 +173,10 @@ def _stand_ins(root: Path) -> list[dict]:
     return found
 
 
-def _embedded(data: dict) -> Markup:
-    """JSON that no text inside can end or turn into markup."""
+def _embedded(data: dict) -> str:
+    """JSON, packed with gzip for the browser to unpack: base64 holds nothing that could end or turn into markup."""
     text = json.dumps(data, separators=(",", ":"), sort_keys=True)
-    return Markup(text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e"))
+    return b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _environment() -> Environment:

@@ -61,11 +61,11 @@ def _view(claim: dict, sources: Sources, tables: dict[str, set[str]]) -> dict:
     verdict = claim.get("verdict", "not run")
     cases = [_case(claim, case, sources) for case in claim.get("cases", [])]
     paths = list(dict.fromkeys(path for case in claim.get("cases", []) for path in case.get("results", [])))
-    measured = [case for case in cases if case["numbers"]]
+    measured = [case for case in cases if case["text"]]
     return {
         "id": claim["id"],
         "place": claim.get("place", ""),
-        "tables": _tables_named(claim.get("place", "")),
+        "places": places(claim.get("place", "")),
         "statement": claim.get("statement", ""),
         "origin": origin,
         "verdict": base(verdict),
@@ -77,7 +77,7 @@ def _view(claim: dict, sources: Sources, tables: dict[str, set[str]]) -> dict:
         "quantity": quantity(claim),
         "rule": claim.get("rule") or rule(claim),
         "reason": claim.get("reason", ""),
-        "target": target(claim.get("place", ""), paths, tables),
+        "target": target(claim.get("place", ""), paths, tables) or (["claims"] if measured else []),
     }
 
 
@@ -96,7 +96,8 @@ def _case(claim: dict, case: dict, sources: Sources) -> dict:
         "verdict": base(case.get("verdict", "not run")),
         "shown": named(case.get("verdict", "not run"), claim.get("origin", "paper")),
         "reason": case.get("reason", ""),
-        "numbers": numbers,
+        "numbers": numbers if len(numbers) > 1 else [],
+        "value": numbers[0]["value"] if len(numbers) == 1 else "",
         "text": over_seeds(claim, [each for each in deciding if each]),
         "results": sources.places(case.get("results", [])),
     }
@@ -122,7 +123,7 @@ def over_seeds(claim: dict, measured: list[dict]) -> str:
 def number(claim: dict, measured: dict) -> dict:
     """A measured number as text with its error and unit, and what it is called."""
     value, error, metric = measured["value"], measured.get("error") or 0.0, claim.get("metric", "")
-    change = metric in ("perplexity", "accuracy") and claim.get("reference")
+    change = claim.get("reference") or claim.get("against")
     unit = measured.get("unit", claim.get("unit"))
     if unit is None:
         unit = " %" if metric == "perplexity" and change else UNITS.get(metric, "")
@@ -138,7 +139,9 @@ def number(claim: dict, measured: dict) -> dict:
 def quantity(claim: dict) -> str:
     """What the measured numbers are, in a few words."""
     metric = claim.get("metric", "")
-    words = claim.get("quantity") or WORDS.get(metric, metric.replace("_", " "))
+    if claim.get("quantity"):
+        return claim["quantity"]
+    words = WORDS.get(metric, metric.replace("_", " "))
     return f"change of {words} from `{claim['reference']}`" if claim.get("reference") else words
 
 
@@ -192,8 +195,12 @@ def target(place: str, paths: list[str], tables: dict[str, set[str]]) -> list[st
     return own[:1] or sorted(holding, key=lambda name: (len(tables[name]), name))[:1] or paths
 
 
+def places(place: str) -> list[str]:
+    """Where a claim stands, each place alone: Tables 2 and 7 -> Table 2, Table 7."""
+    numbers = re.findall(r"\d+", place) if re.match(r"Tables\b", place) else []
+    return [f"Table {number}" for number in numbers] or ([place] if place else [])
+
+
 def _tables_named(place: str) -> list[str]:
-    """Table 7 -> table7; Tables 2 and 7 -> table2, table7."""
-    if not re.search(r"\btables?\b", place, re.IGNORECASE):
-        return []
-    return [f"table{number}" for number in re.findall(r"\d+", place)]
+    """Table 7 -> table7."""
+    return [f"table{number}" for each in places(place) for number in re.findall(r"^Table (\d+)$", each)]

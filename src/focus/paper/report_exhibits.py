@@ -18,8 +18,7 @@ from focus.paper.report_sources import Sources
 
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 COLOURS = 32
-LARGEST = 520_000  # bytes of all pictures, so that the page with its tables stays below 1 MiB
-SCALES = (1.0, 0.8, 0.65, 0.5, 0.4)
+SCALES = (1.0, 0.8, 0.65, 0.5, 0.4, 0.3)
 
 
 @dataclass
@@ -57,15 +56,16 @@ class Table:
 
 @dataclass
 class Figure:
-    """One figure as a data URI."""
+    """One figure; `draw` gives it its picture as a data URI."""
 
+    path: Path
     name: str
     title: str
     caption: str
-    uri: str
-    width: int
-    height: int
     ours: bool
+    uri: str = ""
+    width: int = 0
+    height: int = 0
 
 
 def tables(root: Path, sources: Sources) -> list[Table]:
@@ -80,16 +80,17 @@ def natural(name: str) -> tuple:
     return (not re.match(r"(table|figure)\d", name), *map(str, parts[:1]), *parts[1:2], *map(str, parts[2:]))
 
 
-def pictures(paths: list[Path]) -> list[tuple[str, int, int]]:
-    """(data URI, width, height) of each figure, drawn with fewer colours and, where they are many, smaller."""
+def draw(figures: list[Figure], largest: int) -> None:
+    """Give the figures their pictures, with few colours and as large as `largest` bytes of all together allow."""
     for scale in SCALES:
-        found = [_picture(path, scale) for path in paths]
-        if sum(len(uri) for uri, _, _ in found) <= LARGEST:
+        for figure in figures:
+            figure.uri, figure.width, figure.height = _picture(figure.path, scale)
+        if sum(len(figure.uri) for figure in figures) <= largest:
             break
-    return found
 
 
 def _picture(path: Path, scale: float) -> tuple[str, int, int]:
+    """(data URI, width, height) of a figure; the size is that of the original."""
     from PIL import Image
 
     with Image.open(path) as opened:
@@ -161,15 +162,15 @@ def _lead_back(grid: Grid, lines: list[dict[str, str]], behind: list[str], sourc
 def matching(text: str, header: str, pairs: list[tuple[dict[str, str], str]]) -> tuple[str, list[str]] | None:
     """(value in full precision, results) of the CSV's number that a cell shows first, or None unless there is one.
 
-    A metric's mean over lines of a seed each counts too. Of several that round to what is
-    shown, those whose metric shares most words with the column's header are taken.
+    A metric's mean over lines of a seed each counts too. Of several that round to what is shown, those whose metric
+    shares most words with the column's header are taken.
     """
     shown = NUMBER.search(text).group()
     decimals = len(shown.partition(".")[2])
     lines: dict[str, list[tuple[str, str]]] = {}
     seeds: dict[str, set[str]] = {}
     for line, path in pairs:
-        if line.get("value"):
+        if _is_number(line.get("value")):
             lines.setdefault(line.get("metric", ""), []).append((line["value"], path))
             seeds.setdefault(line.get("metric", ""), set()).add(line.get("seed", ""))
     found: dict[tuple[str, tuple[str, ...]], str] = {}
@@ -186,6 +187,13 @@ def matching(text: str, header: str, pairs: list[tuple[dict[str, str], str]]) ->
         return None
     value, paths = chosen[0]
     return value, [path for path in paths if path]
+
+
+def _is_number(text: str | None) -> bool:
+    try:
+        return text is not None and float(text) == float(text)
+    except ValueError:
+        return False
 
 
 class _Page(HTMLParser):

@@ -27,17 +27,17 @@ one("#theme").addEventListener("click", () => {
   store("focus-theme", theme);
 });
 
-// Filters of the claims, by verdict, table and words.
+// Filters of the claims, by verdict, place and words.
 const claims = all(".claim");
 const words = new Map(claims.map(claim => [claim, claim.textContent.toLowerCase()]));
 const filters = one("#filters");
 function filter() {
-  const verdict = one("#by-verdict").value, table = one("#by-table").value;
+  const verdict = one("#by-verdict").value, place = one("#by-place").value;
   const wanted = one("#by-text").value.toLowerCase().split(/\s+/).filter(Boolean);
   for (const claim of claims) {
     claim.hidden = Boolean(
       (verdict && claim.dataset.verdict !== verdict)
-      || (table && !claim.dataset.tables.split(" ").includes(table))
+      || (place && !claim.dataset.places.split("|").includes(place))
       || wanted.some(word => !words.get(claim).includes(word)));
   }
   for (const button of all("[data-filter]")) button.setAttribute("aria-pressed", button.dataset.filter === verdict);
@@ -106,7 +106,13 @@ for (const table of all("table.sortable")) {
 }
 
 // Where a number comes from.
-const data = JSON.parse(one("#provenance").textContent);
+let data = null;
+async function load() {
+  const packed = Uint8Array.from(atob(one("#provenance").textContent), character => character.charCodeAt(0));
+  const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
+  data = JSON.parse(await new Response(plain).text());
+}
+const loaded = load();
 const resolve = value => (value && typeof value === "object" && "$" in value ? data.shared[value.$] : value);
 function facts(pairs) {
   const list = make("dl");
@@ -147,29 +153,34 @@ function describe(result) {
   }
   return part;
 }
-function show(element) {
+async function show(element) {
+  await loaded;
   const body = one("#source-body"), cell = element.closest("td");
   const row = cell && cell.closest("tr"), table = cell && cell.closest("table");
   const about = [["Shown", element.textContent.trim()]];
   if (table && one("tbody th", table)) {
     about.push(["Row", row.cells[0].textContent.trim()], ["Column", one("thead", table).rows[0].cells[cell.cellIndex].textContent.trim()]);
   }
-  if (element.dataset.value) about.push(["Full precision", element.dataset.value]);
-  const results = element.dataset.results.split(" ").filter(Boolean).map(place => data.results[place]);
+  if (element.dataset.v) about.push(["Full precision", element.dataset.v]);
+  const results = element.dataset.r.split(" ").filter(Boolean).map(place => data.results[place]);
   body.replaceChildren(facts(about), ...results.map(describe));
   one("#source").showModal();
   body.scrollTop = 0;
 }
 document.addEventListener("click", event => {
-  const element = event.target.closest("[data-results]");
-  if (element && element.dataset.results) show(element);
+  const element = event.target.closest("[data-r]");
+  if (element && element.dataset.r) show(element);
   else if (event.target === one("#source")) one("#source").close();
 });
 
 // Commands to copy, and the page on paper.
-for (const button of all(".copy")) {
+for (const command of all(".command")) {
+  const button = make("button", "Copy");
+  button.type = "button";
+  button.className = "copy";
+  command.append(button);
   button.addEventListener("click", async () => {
-    const code = one("code", button.parentElement);
+    const code = one("code", command);
     try {
       await navigator.clipboard.writeText(code.textContent);
       button.textContent = "Copied";
