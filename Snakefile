@@ -27,19 +27,21 @@ include: "workflow/rules/paper.smk"
 rule all:
     default_target: True
     input:
-        [
-            exhibit_files(kind, name)
-            for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS
-        ],
-        GROUPS_PAGE,
-        "<results>/claims.md",
+        there(
+            [
+                *sum((exhibit_files(*each) for each in MADE), []),
+                *GROUPS_PAGE,
+                "<results>/claims.md",
+                "<results>/report.html",
+            ]
+        ),
 
 
 rule tables:
     input:
         [
             exhibit_files(kind, name)
-            for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS
+            for kind, name in MADE
             if kind == "tables"
         ],
 
@@ -48,7 +50,7 @@ rule figures:
     input:
         [
             exhibit_files(kind, name)
-            for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS
+            for kind, name in MADE
             if kind == "figures"
         ],
         GROUPS_PAGE,

@@ -246,6 +246,22 @@ def claims(
 
 
 @app.command()
+def report(
+    results: Path,
+    output: Prefix,
+    scale: Annotated[str, typer.Option(help="the scale's settings as JSON, for the figures' titles")] = "",
+    captions: Annotated[Path | None, typer.Option(help="the folder of the figures' texts")] = None,
+    configfile: Annotated[list[str], typer.Option(help="what the page's commands name after --configfile")] = (),
+) -> None:
+    """Put the verdicts, figures and tables of RESULTS on one page: HTML, Markdown and LaTeX."""
+    from focus.config import Experiment
+    from focus.paper import report as page
+
+    experiment = Experiment.model_validate_json(scale) if scale else None
+    page.write(results, output, experiment=experiment, captions=captions, config_files=tuple(configfile))
+
+
+@app.command()
 def reference(results: Path, folder: Path) -> None:
     """Replace FOLDER by what the repository keeps of RESULTS."""
     from focus.paper.reference import keep

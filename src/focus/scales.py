@@ -25,7 +25,7 @@ BASE = Path("config/config.yaml")
 """What every other scale is laid over, as the Snakefile does, in the folder that a run starts in."""
 # The workflow's own rules and targets; each table and figure becomes a target beside them.
 RULES = {
-    *("all", "tables", "figures", "table", "figure", "claims", "reference", "cost"),
+    *("all", "tables", "figures", "table", "figure", "claims", "report_page", "reference", "cost"),
     *("speed", "table6", "table7speed", "bench_attention", "bench_methods", "speed_table", "speed_figure"),
     *("groups", "fetch_tagger", "groups_analysis", "groups_table", "groups_figure", "groups_page"),
     *("fetch_model", "fetch_corpus", "fetch_benchmark", "pretrain", "train", "perplexity", "downstream"),

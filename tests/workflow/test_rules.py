@@ -241,6 +241,16 @@ def test_whole_models_can_be_dropped_and_are_trained_again_only_when_asked_for(c
     over("all", f", {more}")
     checkout.run(*targets, *smoke)
     assert trained() == {"lora-r4", "scratch"}
+def test_snakemakes_report_shows_what_a_partial_run_has_made(checkout):
+    scale = ("--configfile", "config/smoke.yaml")
+    line = "focus: error: --report: expected tables, figures or claims in results/smoke, found none"
+    assert line in checkout.run(*scale, "--report", "report.html", code=2)
+    tables = checkout.folder / "results/smoke/tables"
+    tables.mkdir(parents=True)
+    for suffix in ("csv", "md", "html", "tex"):
+        (tables / f"table1.{suffix}").write_text("a table")
+    checkout.run(*scale, "--report", "report.html")
+    assert "table1.html" in (checkout.folder / "report.html").read_text()
 
 
 def test_timing_takes_every_core_and_other_jobs_one(finished):

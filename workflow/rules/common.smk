@@ -13,13 +13,17 @@ from focus.provenance import digest, write_atomically
 
 def load_experiment():
     """The checked scale; a mistake in a config file ends the run here, in one line, with exit code 2."""
-    settings = workflow.config_settings
-    files = ["config/config.yaml", *settings.configfiles]
-    files = [Path(str(file).removeprefix(f"{Path.cwd()}/")) for file in files]
+    files = [Path("config/config.yaml"), *config_files()]
     try:
-        return scales.load(files, settings.config_args)
+        return scales.load(files, workflow.config_settings.config_args)
     except UserError as error:
         end(error)
+
+
+def config_files():
+    """What --configfile names, relative to this folder where it is inside."""
+    files = workflow.config_settings.configfiles
+    return [Path(str(file).removeprefix(f"{Path.cwd()}/")) for file in files]
 
 
 def hold_run_lock():
@@ -147,6 +151,23 @@ def exhibit_slice(kind, name):
             kind: {name: exhibit.model_copy(update={"models": models})},
         }
     )
+
+
+# Snakemake's own report fails on a file that no run has made yet.
+REPORTING = any(argument.startswith("--report") for argument in sys.argv)
+
+
+def there(files):
+    """These files; while Snakemake makes its report those that exist, so that it shows what a partial run has made."""
+    if not REPORTING:
+        return files
+    folder = f"results/{experiment.scale}"
+    found = [path for path in files if Path(path.replace("<results>", folder)).exists()]
+    if not found:
+        end(
+            f"--report: expected tables, figures or claims in {folder}, found none: run the workflow first"
+        )
+    return found
 
 
 def exhibit_files(kind, name):

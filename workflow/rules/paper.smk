@@ -1,3 +1,7 @@
+# Every table and figure of the run.
+MADE = EXHIBITS + SPEED + GROUPS + LEAK + BITS
+
+
 rule table:
     input:
         code=lambda wildcards: code(
@@ -108,6 +112,36 @@ rule claims:
         " --output {output.json} --markdown {output.md} 2>&1 | tee {log}"
 
 
+# Not named report, as `snakemake --report` is.
+rule report_page:
+    input:
+        code=code("focus.paper.report"),
+        templates=sorted(map(str, Path("src/focus/paper/templates").iterdir())),
+        captions=sorted(map(str, Path("workflow/report").glob("*.rst"))),
+        claims="<results>/claims.json",
+        exhibits=[exhibit_files(kind, name) for kind, name in MADE],
+        groups=GROUPS_PAGE,
+    output:
+        multiext("<results>/report", ".html", ".md", ".tex"),
+    log:
+        "<results>/logs/report.log",
+    conda:
+        "../../envs/cpu.yaml"
+    threads: 1
+    resources:
+        mem_mb=1000,
+    params:
+        scale=experiment.model_dump_json(),
+        results=lambda wildcards: in_results("", wildcards),
+        prefix=lambda wildcards: in_results("report", wildcards),
+        files=[f"--configfile={path}" for path in config_files()],
+    message:
+        "everything on one page: {params.prefix}.html"
+    shell:
+        "focus report {params.results} --scale {params.scale:q} --captions workflow/report {params.files:q}"
+        " --output {params.prefix} 2>&1 | tee {log}"
+
+
 # Runs none of what it counts.
 rule cost:
     input:
@@ -124,10 +158,11 @@ rule reference:
     input:
         [
             exhibit_files(kind, name)
-            for kind, name in EXHIBITS + SPEED + GROUPS + LEAK + BITS
+            for kind, name in MADE
         ],
         GROUPS_PAGE,
         rules.claims.output,
+        rules.report_page.output,
     output:
         touch("<results>/reference.done"),
     log:

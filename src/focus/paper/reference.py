@@ -12,6 +12,7 @@ from focus.errors import UserError
 
 KEPT = (
     "claims.*",
+    "report.*",
     "tables/*",
     "figures/*",
     "models/*.json",
