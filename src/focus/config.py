@@ -294,6 +294,9 @@ class Experiment(Strict):
         "auto",
         description="of training's products; auto is bfloat16 where the processor has it, else float32",
     )
+    environment: Literal["cpu", "cuda"] = Field(
+        "cpu", description="of envs/, what `--sdm conda` builds: cpu, or cuda with flash-attn and its compiler"
+    )
     keep_weights: Literal["all", "small"] = Field(
         "all",
         description="small saves disk: of methods that train everything, whole models, weights are dropped once every "

@@ -68,30 +68,33 @@ GPT2_TOKENIZER = (
 )
 
 PUBLISHED = {
-    "gpt2-124m": ("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e", "MIT"),
-    "gpt2-774m": ("openai-community/gpt2-large", "32b71b12589c2f8d625668d2335a01cac3249519", "MIT"),
-    "gpt2-1.5b": ("openai-community/gpt2-xl", "15ea56dee5df4983c59b2538573817e1667135e2", "MIT"),
-    "mistral-7b": ("mistralai/Mistral-7B-v0.1", "27d67f1b5f57dc0953326b2601d68371d40ea8da", "Apache-2.0"),
+    "gpt2-124m": ("openai-community/gpt2", "607a30d783dfa663caf39e06633721c8d4cfcd7e", "MIT", 1024),
+    "gpt2-774m": ("openai-community/gpt2-large", "32b71b12589c2f8d625668d2335a01cac3249519", "MIT", 1024),
+    "gpt2-1.5b": ("openai-community/gpt2-xl", "15ea56dee5df4983c59b2538573817e1667135e2", "MIT", 1024),
+    "mistral-7b": ("mistralai/Mistral-7B-v0.1", "27d67f1b5f57dc0953326b2601d68371d40ea8da", "Apache-2.0", 32768),
     "mistral-7b-instruct": (
         "mistralai/Mistral-7B-Instruct-v0.2",
         "3ad372fc79158a2148299e3318516c786aeded6c",
         "Apache-2.0",
+        32768,
     ),
-    "qwen2.5-7b": ("Qwen/Qwen2.5-7B", "d149729398750b98c0af14eb82c78cfe92750796", "Apache-2.0"),
-    "olmo2-7b": ("allenai/OLMo-2-1124-7B", "7df9a82518afdecae4e8c026b27adccc8c1f0032", "Apache-2.0"),
+    "qwen2.5-7b": ("Qwen/Qwen2.5-7B", "d149729398750b98c0af14eb82c78cfe92750796", "Apache-2.0", 131072),
+    "olmo2-7b": ("allenai/OLMo-2-1124-7B", "7df9a82518afdecae4e8c026b27adccc8c1f0032", "Apache-2.0", 4096),
     "llama2-13b": (
         "meta-llama/Llama-2-13b-hf",
         "5c31dfb671ce7cfe2d7bb7c04375e44c55e815b1",
         "Llama 2, on request",
+        4096,
     ),
     "llama2-70b": (
         "meta-llama/Llama-2-70b-hf",
         "3aba440b59558f995867ba6e1f58f21d0336b5bb",
         "Llama 2, on request",
+        4096,
     ),
-    "gemma2-9b": ("google/gemma-2-9b", "33c193028431c2fde6c6e51f29e6f17b60cbfac6", "Gemma, on request"),
+    "gemma2-9b": ("google/gemma-2-9b", "33c193028431c2fde6c6e51f29e6f17b60cbfac6", "Gemma, on request", 8192),
 }
-"""The paper's models, and Gemma-2, whose pattern its Table 2 lists without it: repository, commit, licence.
+"""The paper's models, and Gemma-2, whose pattern its Table 2 lists without it: repository, commit, licence, positions.
 
 Which Mistral Instruct the paper took is not said; 0.2 is the first without a sliding window.
 """
@@ -127,8 +130,9 @@ REGISTRY = {
             build=hub.copy_flat,
             licence=licence,
             note="",
+            positions=positions,
         )
-        for name, (repository, revision, licence) in PUBLISHED.items()
+        for name, (repository, revision, licence, positions) in PUBLISHED.items()
     },
     "gpt2-mini": ModelEntry(
         sources=GPT2_TOKENIZER,

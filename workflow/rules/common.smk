@@ -77,6 +77,10 @@ if "mem_mb" not in workflow.global_resources:
     )
 
 
+# What `--sdm conda` builds for the rules, relative to their files.
+ENVIRONMENT = f"../../envs/{experiment.environment}.yaml"
+
+
 def alternatives(names):
     """A regular expression for exactly these names; for none, one that matches nothing."""
     return "|".join(map(re.escape, names)) or "(?!)"

@@ -7,7 +7,7 @@ rule fetch_corpus:
         "<results>/logs/fetch/{corpus}.log",
     priority: 2
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=1000,
@@ -26,7 +26,7 @@ rule fetch_benchmark:
         "<results>/logs/fetch/{task}.log",
     priority: 2
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=1000,

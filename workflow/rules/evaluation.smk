@@ -12,7 +12,7 @@ rule perplexity:
         "<results>/timings/perplexity/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
     priority: headline_first
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=perplexity_memory,
@@ -47,7 +47,7 @@ rule downstream:
         "<results>/timings/downstream/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
     priority: headline_first
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=3000,
@@ -79,7 +79,7 @@ rule generation:
         "<results>/timings/generation/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
     priority: headline_first
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=3000,
@@ -115,7 +115,7 @@ rule long_inputs:
         "<results>/timings/long_inputs/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
     priority: headline_first
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=4000,
@@ -147,7 +147,7 @@ rule recall_tests:
         "<results>/timings/recall/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
     priority: headline_first
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=4000,

@@ -12,7 +12,7 @@ rule gate_values:
     benchmark:
         "<results>/timings/gates/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=perplexity_memory,

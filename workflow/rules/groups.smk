@@ -17,7 +17,7 @@ rule fetch_tagger:
         "<results>/logs/fetch/{tagger}.log",
     priority: 2
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=500,
@@ -45,7 +45,7 @@ if GROUPS:
         benchmark:
             "<results>/timings/groups/{model}/{corpus}/{method}/seed{seed}.tsv"
         conda:
-            "../../envs/cpu.yaml"
+            ENVIRONMENT
         threads: 1
         resources:
             mem_mb=3000,
@@ -74,7 +74,7 @@ if GROUPS:
         log:
             "<results>/logs/tables/groups.log",
         conda:
-            "../../envs/cpu.yaml"
+            ENVIRONMENT
         threads: 1
         resources:
             mem_mb=500,
@@ -100,7 +100,7 @@ if GROUPS:
         log:
             "<results>/logs/figures/groups.log",
         conda:
-            "../../envs/cpu.yaml"
+            ENVIRONMENT
         threads: 1
         resources:
             mem_mb=500,
@@ -124,7 +124,7 @@ if GROUPS:
         log:
             "<results>/logs/figures/groups-page.log",
         conda:
-            "../../envs/cpu.yaml"
+            ENVIRONMENT
         threads: 1
         resources:
             mem_mb=500,

@@ -43,7 +43,7 @@ if LEAK:
         benchmark:
             "<results>/timings/leak/{model}/{corpus}/{method}/seed{seed}.tsv"
         conda:
-            "../../envs/cpu.yaml"
+            ENVIRONMENT
         threads: 1
         resources:
             mem_mb=3500,
@@ -73,7 +73,7 @@ if LEAK:
         log:
             "<results>/logs/tables/leak.log",
         conda:
-            "../../envs/cpu.yaml"
+            ENVIRONMENT
         threads: 1
         resources:
             mem_mb=500,
@@ -99,7 +99,7 @@ if BITS:
         wildcard_constraints:
             length=r"\d+",
         conda:
-            "../../envs/cpu.yaml"
+            ENVIRONMENT
         threads: 1
         resources:
             mem_mb=2000,
@@ -132,7 +132,7 @@ if BITS:
         log:
             "<results>/logs/tables/bits.log",
         conda:
-            "../../envs/cpu.yaml"
+            ENVIRONMENT
         threads: 1
         resources:
             mem_mb=500,
@@ -157,7 +157,7 @@ if BITS:
         log:
             "<results>/logs/figures/bits.log",
         conda:
-            "../../envs/cpu.yaml"
+            ENVIRONMENT
         threads: 1
         resources:
             mem_mb=500,

@@ -16,7 +16,7 @@ rule fetch_model:
         model=alternatives(set(experiment.model_settings) - set(PRETRAINED_HERE)),
     priority: 2
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=3000,
@@ -48,7 +48,7 @@ rule pretrain:
         model=alternatives(PRETRAINED_HERE),
     priority: 2
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=4000,

@@ -21,7 +21,7 @@ rule table:
     log:
         "<results>/logs/tables/{table}.log",
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=500,
@@ -55,7 +55,7 @@ rule figure:
     log:
         "<results>/logs/figures/{figure}.log",
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=500,
@@ -91,7 +91,7 @@ rule claims:
     log:
         "<results>/logs/claims.log",
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=500,
@@ -126,7 +126,7 @@ rule report_page:
     log:
         "<results>/logs/report.log",
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=1000,
@@ -168,7 +168,7 @@ rule reference:
     log:
         "<results>/logs/reference.log",
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     params:
         results=lambda wildcards: in_results("", wildcards),

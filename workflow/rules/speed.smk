@@ -20,7 +20,7 @@ rule bench_attention:
     benchmark:
         "<results>/timings/speed/attention.tsv"
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: workflow.resource_settings.cores or 1
     resources:
         mem_mb=6000,
@@ -42,7 +42,7 @@ rule bench_methods:
     benchmark:
         "<results>/timings/speed/methods.tsv"
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: workflow.resource_settings.cores or 1
     resources:
         mem_mb=6000,
@@ -73,7 +73,7 @@ rule speed_table:
     wildcard_constraints:
         speed_table=alternatives([name for kind, name in SPEED if kind == "tables"]),
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=500,
@@ -100,7 +100,7 @@ rule speed_figure:
     log:
         "<results>/logs/figures/speed.log",
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=500,

@@ -26,7 +26,7 @@ rule train:
         method=alternatives(set(experiment.methods) - DROPPED),
     priority: headline_first
     conda:
-        "../../envs/cpu.yaml"
+        ENVIRONMENT
     threads: 1
     resources:
         mem_mb=5000,
