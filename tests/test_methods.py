@@ -1,5 +1,6 @@
 """Every method offers the protocol; the window is exact; what is saved comes back."""
 
+import warnings
 from typing import get_args
 
 import pytest
@@ -126,7 +127,9 @@ def test_what_is_saved_comes_back(kind, tmp_path):
         for number, parameter in enumerate(method.parameters(model, "everything")):
             parameter.add_(0.01 * (number + 1))
     method.save(model, settings, tmp_path)
-    restored = method.restore(tiny_model(seed=0), settings, tmp_path, window=WINDOW)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        restored = method.restore(tiny_model(seed=0), settings, tmp_path, window=WINDOW)
     assert torch.equal(logits(restored), logits(model))
     assert not torch.allclose(logits(restored), logits(attached(kind)))
 
