@@ -66,6 +66,7 @@ def content(
         raise UserError(f"{root}: expected claims.json, tables or figures of a run, found none")
     claims = report_claims.views(verdicts["claims"], sources, {table.name: table.results for table in tables})
     papers = [claim for claim in claims if claim["origin"] == "paper"]
+    measured_first = sorted(papers, key=lambda claim: not any(case["results"] for case in claim["cases"]))
     stand_ins = _stand_ins(root)
     scale = verdicts["scale"] or (experiment.scale if experiment else root.resolve().name)
     return {
@@ -75,8 +76,8 @@ def content(
         "counts": report_claims.counts(papers),
         "control_counts": report_claims.counts([claim for claim in claims if claim["origin"] != "paper"]),
         "signs": report_claims.VERDICTS,
-        "contradicted": [claim for claim in papers if claim["verdict"] == "contradicted"],
-        "holding": [claim for claim in papers if claim["verdict"] in ("reproduced", "within tolerance")],
+        "contradicted": [claim for claim in measured_first if claim["verdict"] == "contradicted"],
+        "holding": [claim for claim in measured_first if claim["verdict"] in ("reproduced", "within tolerance")],
         "shortlist": SHORTLIST,
         "places": list(dict.fromkeys(place for claim in claims for place in claim["places"])),
         "tables": [table for table in tables if not table.ours],

@@ -81,12 +81,20 @@ def natural(name: str) -> tuple:
 
 
 def draw(figures: list[Figure], largest: int) -> None:
-    """Give the figures their pictures, with few colours and as large as `largest` bytes of all together allow."""
+    """Give the figures their pictures, with few colours and as large as `largest` bytes of all together allow.
+
+    Bytes fall about as the side does; the smallest scale is taken when none fits.
+    """
+    fits = 1.0
     for scale in SCALES:
+        if scale > fits and scale != SCALES[-1]:
+            continue
         for figure in figures:
             figure.uri, figure.width, figure.height = _picture(figure.path, scale)
-        if sum(len(figure.uri) for figure in figures) <= largest:
+        size = sum(len(figure.uri) for figure in figures)
+        if size <= largest:
             break
+        fits = scale * largest / size
 
 
 def _picture(path: Path, scale: float) -> tuple[str, int, int]:
@@ -99,7 +107,7 @@ def _picture(path: Path, scale: float) -> tuple[str, int, int]:
     if scale < 1:
         image = image.resize([round(scale * side) for side in full], Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    image.quantize(COLOURS, dither=Image.Dither.NONE).convert("RGB").save(buffer, "WEBP", lossless=True, method=6)
+    image.quantize(COLOURS, dither=Image.Dither.NONE).convert("RGB").save(buffer, "WEBP", lossless=True, method=4)
     return f"data:image/webp;base64,{b64encode(buffer.getvalue()).decode()}", *full
 
 
