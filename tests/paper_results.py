@@ -158,7 +158,7 @@ def write_answers(root: Path, settings: Experiment, cell: tuple, correct: list[i
 def write_long(root: Path, settings: Experiment, cell: tuple, lost: int) -> None:
     """Tasks behind text: of 8 items 6 - `lost` right, each `lost` and a little nats farther off than at 0."""
     losses = [2.0 + 0.1 * number + lost + 0.01 * lost * (-1) ** number for number in range(8)]
-    scores = {"items": 8, "correct": [1] * (6 - lost) + [0] * (2 + lost), "beyond_window": 0.97}
+    scores = {"items": 8, "correct": [int(number < 6 - lost) for number in range(8)], "beyond_window": 0.97}
     scores |= {"losses": losses, "requests_cut": 0}
     behind = {"text": {"tokens": 1024, "tasks": dict.fromkeys(TASKS, scores)}}
     path = root / "long_inputs" / "/".join(cell[:4]) / f"seed{cell[4]}.json"
@@ -169,7 +169,7 @@ def write_recall(root: Path, settings: Experiment, cell: tuple, lost: int) -> No
     """Two lengths: of 4 hidden numbers 3 - `lost` right, one exact; of copies half, and of random tokens a quarter."""
     needles, copies = [], []
     for length in (1024, 2048):
-        hits = {"correct": [1] * (3 - lost) + [0] * (1 + lost), "exact": [1, 0, 0, 0]}
+        hits = {"correct": [int(number < 3 - lost) for number in range(4)], "exact": [1, 0, 0, 0]}
         items = [{key: hits[key][number] for key in hits} for number in range(4)]
         needles.append({"length": length, "loss": 2.0, "items": items} | hits)
         for kind, share in (("text", 0.5), ("random", 0.25)):

@@ -82,6 +82,7 @@ rule claims:
         ),
         speed=[SPEED_RESULT] if experiment.speed else [],
         groups=[GROUPS_RESULT] if GROUPS else [],
+        leak=LEAK_RESULTS + BITS_RESULTS,
     output:
         json="<results>/claims.json",
         md="<results>/claims.md",
