@@ -132,7 +132,7 @@ rule report_page:
     resources:
         mem_mb=1000,
     params:
-        scale=experiment.model_dump_json(),
+        scale=lambda wildcards: experiment.model_dump_json(),
         results=lambda wildcards: in_results("", wildcards),
         prefix=lambda wildcards: in_results("report", wildcards),
         files=[f"--configfile={path}" for path in config_files()],
