@@ -241,6 +241,8 @@ def test_whole_models_can_be_dropped_and_are_trained_again_only_when_asked_for(c
     over("all", f", {more}")
     checkout.run(*targets, *smoke)
     assert trained() == {"lora-r4", "scratch"}
+
+
 def test_snakemakes_report_shows_what_a_partial_run_has_made(checkout):
     scale = ("--configfile", "config/smoke.yaml")
     line = "focus: error: --report: expected tables, figures or claims in results/smoke, found none"
