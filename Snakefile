@@ -39,20 +39,12 @@ rule all:
 
 rule tables:
     input:
-        [
-            exhibit_files(kind, name)
-            for kind, name in MADE
-            if kind == "tables"
-        ],
+        [exhibit_files(kind, name) for kind, name in MADE if kind == "tables"],
 
 
 rule figures:
     input:
-        [
-            exhibit_files(kind, name)
-            for kind, name in MADE
-            if kind == "figures"
-        ],
+        [exhibit_files(kind, name) for kind, name in MADE if kind == "figures"],
         GROUPS_PAGE,
 
 

@@ -231,7 +231,7 @@ def test_the_page_shows_statement_number_and_rule(tmp_path):
         ({"metric": "pairs_kept"}, r"claims.x.reference: expected none for metric pairs_kept"),
         ({"margin": 1.0, "kind": "identity", "relation": None}, r"claims.x: margin belongs to kind ordering"),
         ({"horizon": 600}, r"claims.x: horizon belongs to metric collapse"),
-        ({"tasks": ["piqa"]}, r"claims.x: tasks belong to accuracy and beyond_window, got perplexity"),
+        ({"tasks": ["piqa"]}, r"claims.x: tasks belong to accuracy and scored_beyond_window, got perplexity"),
         ({"source": {"result": "a.json", "key": "b"}}, r"claims.x.source: expected one of metric source"),
         ({"against": {"result": "a.json", "key": "b"}}, r"claims.x: against belongs to metric source"),
         ({"percent": True}, r"claims.x: percent and paired: expected one of them at most, and against beside it"),

@@ -111,6 +111,12 @@ def test_a_position_is_beyond_the_window_when_its_first_key_is(lengths, window):
     assert downstream.beyond_window(lengths, window) == sum(far) / len(far)
 
 
+@pytest.mark.parametrize(("lengths", "scored", "window"), [([10], [3], 4), ([10, 5, 3], [6, 5, 1], 4), ([4], [2], 9)])
+def test_of_the_scored_positions_those_are_counted_that_see_beyond(lengths, scored, window):
+    seen = [p > window for length, last in zip(lengths, scored, strict=True) for p in range(length - last, length)]
+    assert downstream.scored_beyond_window(lengths, scored, window) == sum(seen) / len(seen)
+
+
 def test_positions_beyond_the_window_are_counted():
     measured = downstream.accuracy(row_lm(tiny_model()), "lambada", ITEMS["lambada"], 20)
     lengths = [min(len(item["text"]) - 1, CONTEXT) for item in ITEMS["lambada"]]

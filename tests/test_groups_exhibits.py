@@ -194,7 +194,7 @@ def test_another_kind_of_result_is_refused(result):
     ("change", "message"),
     [
         ({"model": "gpt9"}, "groups.model: expected a key of model_settings"),
-        ({"corpus": "pg19"}, "groups.corpus: expected a corpus of the registry"),
+        ({"corpus": "gutenberg"}, "groups.corpus: expected a corpus of the registry"),
         ({"method": "window"}, "groups.method: expected a method of kind focus, got window of kind window"),
         ({"passage_tokens": 2000}, "groups.passage_tokens: expected at most the context of gpt2-mini (1024), got 2000"),
     ],

@@ -13,7 +13,7 @@ CLAIMS = load(REPOSITORY / "config/claims.yaml")
 EXPERIMENT = scales.load([REPOSITORY / "config/config.yaml"])
 MANIFESTS = ("models", "corpora", "benchmarks", "taggers", "claims.json")
 BY_ROWS = [claim for claim in CLAIMS if claim.subject and claim.metric not in speed.METRICS]
-MEASURES = {"accuracy": "downstream", "beyond_window": "downstream", "gsm8k": "generation"} | dict.fromkeys(
+MEASURES = {"accuracy": "downstream", "scored_beyond_window": "downstream", "gsm8k": "generation"} | dict.fromkeys(
     ("dominance", "stability", "collapse"), "training"
 )
 

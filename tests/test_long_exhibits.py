@@ -78,10 +78,10 @@ def test_flips_against_the_control_are_those_of_the_items(tmp_path):
     (line,) = [line for line in grid.rows if line[:2] == ["PIQA", "Focus, hard k=1"]]
     flips = statistics.flips(scores["correct"], [1] * 6 + [0] * 4)
     assert (flips.gained, flips.lost) == (4, 2)
-    assert line[2:6] == ["Focus, untrained centroids, hard k=1", "10", "3.1 %", "12.6 %"]  # 2 + 61 of 500
-    assert line[6].startswith("+20.0 [") and line[6].endswith("] (+4 -2), p=0.69")
+    assert line[2:7] == ["Focus, untrained centroids, hard k=1", "10", "3.1 %", "-", "12.6 %"]  # 2 + 61 of 500
+    assert line[7].startswith("+20.0 [") and line[7].endswith("] (+4 -2), p=0.69")
     (bare,) = [line for line in grid.rows if line[:2] == ["PIQA", "Focus, hard k=2"]]
-    assert bare[5] == "-"
+    assert bare[5:7] == ["70.0 %", "-"]
     assert contrast.grid("t", entries, "full-finetuning", lambda run: run.tasks) is None
 
 

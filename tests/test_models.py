@@ -41,11 +41,11 @@ def test_every_entry_is_pinned():
         assert entry.trained == (entry.positions is None)
         for source in entry.sources:
             assert re.fullmatch(r"sha256:[0-9a-f]{64}|[0-9a-f]{40}", source.revision)
-            assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in getattr(source, "files", {}).values())
+            assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest in getattr(source, "pins", {}).values())
 
 
 def test_unknown_model_is_named():
-    with pytest.raises(UserError, match=r"expected one of gpt2-mini, .*, got gpt3"):
+    with pytest.raises(UserError, match=r"expected one of gemma2-9b, .*, got gpt3"):
         models.fetch_model("gpt3")
 
 

@@ -58,6 +58,7 @@ def test_accuracy_shows_flips_and_positions_beyond_the_window(results):
     low, high = 100 * Flips(0, 1, 10).low, 100 * Flips(0, 1, 10).high
     assert grid["Focus, soft"][0] == f"60.0 ± 16.3; change -10.0 [{low:.1f}, {high:+.1f}] (+0 -1), p=1.00"
     assert grid["Positions that see beyond the window"][0] == "3.1 %"
+    assert grid["Scored positions that do"][0] == "70.0 %"
 
 
 def test_written_answers_have_a_grid_of_their_own(results):

@@ -17,13 +17,14 @@ from focus.paper.reference import KEPT
 
 TIMED = (
     *("speed/*", "tables/table6.*", "tables/table7speed.*", "figures/speed.*", "figures/figure1.*"),
-    *("tables/gsm8k.md", "tables/gsm8k.html", "tables/gsm8k.tex"),
+    "figures/topk.*",
+    *(f"tables/{name}.{suffix}" for name in ("gsm8k", "topk", "objective") for suffix in ("md", "html", "tex")),
 )
-"""What shows times; gsm8k's page has a column of tokens a second, its CSV is compared without."""
+"""What shows times; the CSVs of tables with a column of them are compared without."""
 TIMED_COLUMNS = {"seconds", "peak_memory_mib"}
 TIMED_METRICS = ("seconds", "per_second", "speedup")
-DERIVED = ("claims.md", "claims.html")
-"""Pages of what claims.json holds, verdicts on speed included."""
+DERIVED = ("claims.md", "claims.html", "report.*")
+"""Pages of what claims.json and the results hold, verdicts on speed and durations included."""
 ORIGIN = ("code", "versions", "processor", "threads", "backend", "device", "dtype", "revisions")
 """What of a result's provenance may explain a difference."""
 MISSING = object()
@@ -111,8 +112,14 @@ def _untimed(content):
             if key != "provenance" and not key.endswith(TIMED_METRICS)
         }
     if isinstance(content, list):
-        return [_untimed(each) for each in content if not (isinstance(each, dict) and each.get("metric") == "speedup")]
+        return [_untimed(each) for each in content if not (isinstance(each, dict) and _on_speed(each))]
     return content
+
+
+def _on_speed(claim: dict) -> bool:
+    source = claim.get("source")
+    timed = isinstance(source, dict) and str(source.get("result")).startswith("speed/")
+    return claim.get("metric") == "speedup" or timed
 
 
 def _unequal(one, other, where: str = "") -> Iterator[str]:

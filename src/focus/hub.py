@@ -123,7 +123,8 @@ class HubFiles:
         part = file.with_name(f"{file.name}{PART}")
         part.parent.mkdir(parents=True, exist_ok=True)
         for again in (True, False):
-            self._try(lambda: self._stream(name, part, expected.get("size")), name)
+            if not part.is_file() or wrong(part, expected):
+                self._try(lambda: self._stream(name, part, expected.get("size")), name)
             problem = wrong(part, expected, name)
             if problem is None:
                 os.replace(part, file)
@@ -140,7 +141,7 @@ class HubFiles:
         url = hf_hub_url(self.repository, name, revision=self.revision, repo_type=self.repo_type)
         with open(part, "ab", buffering=0) as stream:
             have = stream.tell()
-            if size is not None and have > size:
+            if size is None or have > size:
                 stream.truncate(0)
                 have = 0
             if size is None or have < size:

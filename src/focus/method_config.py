@@ -134,6 +134,9 @@ class Training(Strict):
     calibration_windows: NonNegative = Field(
         4, description="training windows that set the potentials before the first step (balance: potentials)"
     )
+    skipped_steps: NonNegative = Field(
+        0, description="steps whose windows are passed over, so that rows with fewer phases end on the same text"
+    )
     checkpoint_every: Count = Field(20, description="steps between checkpoints, from which a killed run resumes")
     probe_every: NonNegative = Field(
         0,

@@ -129,7 +129,7 @@ REGISTRY = {
             sources=(HubFiles(repository, revision, patterns=("*.json", "model*.safetensors")),),
             build=hub.copy_flat,
             licence=licence,
-            note="",
+            note=f"{repository} at {revision[:12]}",
             positions=positions,
         )
         for name, (repository, revision, licence, positions) in PUBLISHED.items()

@@ -15,6 +15,7 @@ import resource
 import sys
 import tempfile
 import time
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -58,6 +59,7 @@ def write_result(
             "threads": _threads(),
             "dtype": dtype,
             "backend": backend,
+            "finished": datetime.now(UTC).isoformat(timespec="seconds"),
             "seconds": round(time.time() - started, 1),
             "cpu_seconds": round(_cpu_seconds(), 1),
             "peak_memory_mib": _peak_memory_mib(),

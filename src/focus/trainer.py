@@ -197,7 +197,8 @@ def _step(
     total, extra = 0.0, 0.0
     with watch as watched:
         for part in range(training.accumulation):
-            batch = batches[state.step * training.accumulation + part].to(model.device)
+            number = (training.skipped_steps + state.step) * training.accumulation + part
+            batch = batches[number].to(model.device)
             with products_in(dtype, model.device), method.auxiliary(model) as terms:
                 loss = mean_loss(model, batch)
             total += loss.item() / training.accumulation

@@ -98,12 +98,7 @@ rule claims:
         mem_mb=500,
     params:
         scale=lambda wildcards: experiment.model_copy(
-            update={
-                "groups": None,
-                "leak": None,
-                "bits": None,
-                "keep_weights": "all",
-            }
+            update={"keep_weights": "all"}
         ).model_dump_json(),
         results=lambda wildcards: in_results("", wildcards),
     message:
@@ -157,10 +152,7 @@ rule cost:
 # What the repository keeps of a run: all that is small. Run by hand, since it replaces what is committed.
 rule reference:
     input:
-        [
-            exhibit_files(kind, name)
-            for kind, name in MADE
-        ],
+        [exhibit_files(kind, name) for kind, name in MADE],
         GROUPS_PAGE,
         rules.claims.output,
         rules.report_page.output,

@@ -105,7 +105,8 @@ def accuracy(language_model: RowLM, task: str, chosen: Sequence[dict], window: i
     """
     language_model.begin(task)
     samples = answered(language_model, task, chosen)
-    return tally(samples, language_model.lengths, window)
+    scored = scored_beyond_window(language_model.lengths, language_model.scored, window)
+    return tally(samples, language_model.lengths, window) | {"scored_beyond_window": scored}
 
 
 def answered(language_model: RowLM, task: str, chosen: Sequence[dict]) -> list[dict]:
@@ -135,6 +136,12 @@ def tally(samples: Sequence[dict], lengths: Sequence[int], window: int) -> dict:
 def beyond_window(lengths: Sequence[int], window: int) -> float:
     """The share of the query positions of all requests with a key farther than `window` before them (PAPER.md 4.5)."""
     return sum(max(length - 1 - window, 0) for length in lengths) / sum(lengths)
+
+
+def scored_beyond_window(lengths: Sequence[int], scored: Sequence[int], window: int) -> float:
+    """That share of the positions that are scored alone: of each request's, the last `scored`."""
+    beyond = sum(min(last, max(length - 1 - window, 0)) for length, last in zip(lengths, scored, strict=True))
+    return beyond / sum(scored)
 
 
 def load_task(task: str, chosen: Sequence[dict], shots: int = 0) -> Task:
@@ -177,9 +184,10 @@ class RowLM(HFLM):
         self.begin("requests")
 
     def begin(self, name: str) -> None:
-        """Start a task: its name on the progress line, no lengths yet."""
+        """Start a task: its name on the progress line, no lengths and scored positions yet."""
         self.task_name = name
         self.lengths: list[int] = []
+        self.scored: list[int] = []
 
     def loglikelihood(self, requests: list, disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """As lm-eval does it, with our progress lines alone."""
@@ -204,6 +212,7 @@ class RowLM(HFLM):
             for number, answer in zip(numbers, self._score(inputs, targets), strict=True):
                 answers[number] = answer
             self.lengths += [len(row) for row in inputs]
+            self.scored += [len(target) for target in targets]
             progress.step(len(numbers))
         return answers
 

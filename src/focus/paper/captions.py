@@ -67,8 +67,8 @@ def notes(entries: list[Entry], exhibit: Exhibit, experiment: Experiment, root: 
             "Accuracy is length-normalised where lm-eval has it (not LAMBADA, TruthfulQA), as in the printed rows. "
             "± of an accuracy: standard error over items. Change against pretrained: in points, with its 95 % interval "
             "(Tango's paired score interval, or the exact conditional one where that is wider), items (+gained -lost), "
-            "and the exact two-sided McNemar test's p (of several seeds, twice its mean). Where few positions see "
-            "beyond the window, hardly any item can change, whatever the groups."
+            "and the exact two-sided McNemar test's p (of several seeds, twice its mean). Where no scored position "
+            "sees beyond the window, no item can change, whatever the groups."
         )
     return found
 

@@ -17,7 +17,7 @@ from focus.wording import mistake
 
 ROW = r"^[^/]+/[^/]+$"
 METRICS = Literal[
-    *("perplexity", "accuracy", "beyond_window", "pairs_kept", "far_pairs_kept", "trained_parameters"),
+    *("perplexity", "accuracy", "scored_beyond_window", "pairs_kept", "far_pairs_kept", "trained_parameters"),
     *("dominance", "held_out_dominance", "stability", "collapse", "gsm8k"),
     *speed.METRICS,
     *("source", "arithmetic"),
@@ -25,7 +25,7 @@ METRICS = Literal[
 COMPARED = ("perplexity", "accuracy", "gsm8k", "dominance", "held_out_dominance", "stability", "source")
 """Metrics whose difference between two rows or numbers can be a claim; arithmetic has functions for that."""
 
-BY_TASK = ("accuracy", "beyond_window")
+BY_TASK = ("accuracy", "scored_beyond_window")
 TRAINED = ("dominance", "stability", "collapse")
 """Metrics of a training's probe."""
 

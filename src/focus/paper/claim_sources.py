@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
+from focus.config import Experiment
 from focus.errors import UserError
 from focus.paper import groups, statistics
 from focus.paper.claim import Claim, Source
@@ -86,9 +87,30 @@ def _step(name: str, value: object, step: str, bracketed: bool) -> Iterator[tupl
         yield name, value[step]
 
 
+def _planned(known: Experiment, path: str) -> bool:
+    """Whether this run makes a file of a measurement that has settings of its own; a changed one leaves old files."""
+    measure, *rest = path.split("/")
+    if measure == "bits":
+        balance, length, trains = rest[:3]
+        return known.bits is not None and (
+            balance in known.bits.balances
+            and length in [f"t{each}" for each in known.bits.lengths]
+            and trains in known.bits.trains
+        )
+    if measure == "leak":
+        rows = [(row.model, row.corpus, row.method) for row in known.leak.rows] if known.leak else []
+        return tuple(rest[:3]) in rows
+    if measure == "groups":
+        settings = known.groups
+        return settings is not None and rest[:3] == [settings.model, settings.corpus, settings.method]
+    return measure != "speed" or known.speed is not None
+
+
 def _covered(claim: Claim, evidence: Evidence, match: dict[str, str]) -> bool:
     """Whether a file is of a model and seed of this run, and of what the claim is about."""
     known, model = evidence.experiment, match.get("model")
+    if not _planned(known, match["path"]):
+        return False
     if model is not None and (model not in known.models or (claim.only_models and model not in claim.only_models)):
         return False
     if "corpus" in match and claim.only_corpora and match["corpus"] not in claim.only_corpora:
@@ -99,6 +121,8 @@ def _covered(claim: Claim, evidence: Evidence, match: dict[str, str]) -> bool:
 def _seeds(claim: Claim, evidence: Evidence, model: str | None) -> list[int]:
     known = evidence.experiment
     seeds = (known.model_settings[model].seeds if model in known.model_settings else None) or known.seeds
+    if claim.source.result.startswith("bits/") and known.bits is not None:
+        seeds = known.bits.seeds or seeds
     return seeds if claim.source.seeds == "all" else seeds[:1]
 
 

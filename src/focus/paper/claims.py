@@ -45,6 +45,7 @@ def decide(claim: Claim, known: Evidence) -> dict:
     """The claim with its verdict, and the case behind it for each model and corpus."""
     cases = _cases(claim, known)
     run = [case for case in cases if case["verdict"] != "not run"]
+    run = [case for case in run if case["verdict"] != "not comparable"] or run
     verdict = agreed(
         [case["verdict"] for case in run], "models" if len({case["model"] for case in run}) > 1 else "texts"
     )

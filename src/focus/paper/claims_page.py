@@ -128,7 +128,7 @@ def _measured(claim: dict, measured: list[dict]) -> str:
 
 def _of_task(claim: dict, deciding: dict) -> str:
     task, value, change = TASKS[deciding["name"]], deciding["value"], claim["reference"]
-    if claim["metric"] == "beyond_window":
+    if claim["metric"] == "scored_beyond_window":
         return f"{task} {value:.1f} %"
     sample = f"n={deciding['items']}, {100 * deciding['beyond_window']:.0f} % of positions beyond the window"
     number = f"{value:+.1f}" if change else f"{value:.1f}"

@@ -42,6 +42,7 @@ def grid(title: str, entries: list[Entry], control: str, tasks: Callable[[Run], 
             other.label,
             str(values["items"]),
             percent(fmean(tasks(run)[task]["beyond_window"] for run in entry.runs.values())),
+            percent(values["scored_beyond_window"]) if "scored_beyond_window" in values else "-",
             beyond(values.get("lengths"), PAPER_WINDOW),
             change(entry, other, lambda run, task=task: statistics.scored(tasks(run)[task])),
         ]
@@ -49,7 +50,16 @@ def grid(title: str, entries: list[Entry], control: str, tasks: Callable[[Run], 
         for task, values in tasks(entry.first).items()
         if task in tasks(other.first)
     ]
-    header = ["Task", "Row", "Against", "Items", "Positions beyond the window", f"beyond {PAPER_WINDOW}", "Change"]
+    header = [
+        "Task",
+        "Row",
+        "Against",
+        "Items",
+        "Positions beyond the window",
+        "scored ones",
+        f"beyond {PAPER_WINDOW}",
+        "Change",
+    ]
     return Grid(title, header, lines, LINES, text=3) if lines else None
 
 

@@ -239,8 +239,8 @@ def _flips(task: str, mine: dict, other: dict) -> Measured:
 
 
 def _share(claim: Claim, task: str, values: dict) -> Measured:
-    if claim.metric == "beyond_window":
-        return Measured(task, 100 * values["beyond_window"], 0.0)
+    if claim.metric == "scored_beyond_window":
+        return Measured(task, 100 * values["scored_beyond_window"], 0.0)
     return _accuracy(task, values)
 
 

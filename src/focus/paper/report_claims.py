@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from statistics import fmean
+from statistics import fmean, variance
 
 from focus.paper.report_sources import Sources
 from focus.paper.rows import TASKS
@@ -104,19 +104,26 @@ def _case(claim: dict, case: dict, sources: Sources) -> dict:
 
 
 def over_seeds(claim: dict, measured: list[dict]) -> str:
-    """The number that decides: of one seed with its error, of several as a mean with the lowest and highest."""
+    """The number that decides: of one seed with its error, of several as a mean with the lowest and highest.
+
+    Seeds share windows and items, so their errors do not average out; the spread over seeds is added. Seeds that
+    different tasks decide are listed one by one.
+    """
     if not measured:
         return ""
     if len(measured) == 1:
         only = number(claim, measured[0])
         return f"{only['name']}: {only['text']}" if only["name"] else only["text"]
     names = list(dict.fromkeys(each.get("name") or "" for each in measured))
+    if len(names) > 1:
+        return "; ".join(over_seeds(claim, [each]) for each in measured)
     values = [each["value"] for each in measured]
-    errors = [each.get("error") or 0.0 for each in measured]
-    mean = number(claim, measured[0] | {"value": fmean(values), "error": math.hypot(*errors) / len(errors)})
+    squares = [(each.get("error") or 0.0) ** 2 for each in measured]
+    error = math.sqrt(fmean(squares) + variance(values) / len(values))
+    mean = number(claim, measured[0] | {"value": fmean(values), "error": error})
     exact = {"error": 0.0, "decimals": mean["decimals"]}
     low, high = (number(claim, measured[0] | exact | {"value": each(values)})["text"] for each in (min, max))
-    lead = f"{names[0]}: " if names[0] and len(names) == 1 else ""
+    lead = f"{names[0]}: " if names[0] else ""
     return f"{lead}{mean['text']} ({len(measured)} seeds: {low} to {high})"
 
 

@@ -72,13 +72,19 @@ def _accuracy(entries: list[Entry]) -> tuple[list[str], list[list[str]]]:
             shown = score(entry, base, _right(task)) if entry.runs else "not run"
             line += [shown, _paper_score(entry, task)]
         lines.append(line)
-    beyond = {
-        task: fmean(entry.first.tasks[task]["beyond_window"] for entry in entries if entry.runs) for task in tasks
-    }
-    lines.append(
-        ["Positions that see beyond the window", *(cell for task in tasks for cell in (percent(beyond[task]), "-"))]
-    )
+    for title, share in (
+        ("Positions that see beyond the window", "beyond_window"),
+        ("Scored positions that do", "scored_beyond_window"),
+    ):
+        cells = (percent(value) if (value := _mean(entries, task, share)) is not None else "-" for task in tasks)
+        lines.append([title, *(each for cell in cells for each in (cell, "-"))])
     return header, lines
+
+
+def _mean(entries: list[Entry], task: str, name: str) -> float | None:
+    """Over the rows that hold it; None without one."""
+    found = [entry.first.tasks[task][name] for entry in entries if entry.runs and name in entry.first.tasks[task]]
+    return fmean(found) if found else None
 
 
 def _paper_score(entry: Entry, task: str) -> str:
