@@ -51,6 +51,35 @@ ROW = {
 }
 
 
+@pytest.fixture(autouse=True)
+def made_up_results_count_as_planned(request, monkeypatch):
+    if "planned" not in request.node.originalname:
+        monkeypatch.setattr(claim_sources, "_planned", lambda known, path: True)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("leak/smollm2-135m-instruct/austen/focus-paper/seed0.json", True),
+        ("leak/smollm2-135m-instruct/austen/no-such-row/seed0.json", False),
+        ("bits/sinkhorn/t16/everything/seed0.json", True),
+        ("bits/sinkhorn/t17/everything/seed0.json", False),
+        ("groups/smollm2-135m-instruct/austen/focus-k8/seed0.json", True),
+        ("groups/gpt2-mini/austen/focus-k8/seed0.json", False),
+        ("speed/attention.json", True),
+        ("recall/any/thing/seed0.json", True),
+    ],
+)
+def test_what_no_setting_names_any_more_is_not_planned(path, expected):
+    assert claim_sources._planned(SETTINGS, path) is expected
+
+
+@pytest.mark.parametrize("path", ["leak/a/b/c/seed0.json", "bits/a/t1/b/seed0.json", "groups/a/b/c.json", "speed/a"])
+def test_nothing_is_planned_where_the_scale_leaves_it_out(path):
+    bare = SETTINGS.model_copy(update={"leak": None, "bits": None, "groups": None, "speed": None})
+    assert not claim_sources._planned(bare, path)
+
+
 def write(root, method: str, value: float | None, *, model="gpt2-mini", seed=0, error=0.0, **metrics) -> None:
     path = root / LEAK.format(model=model, corpus="austen", method=method, seed=seed)
     settings = SimpleNamespace(model_dump=lambda mode: {})
@@ -323,7 +352,7 @@ def test_written_answers_are_paired_by_item(tmp_path):
 
 def test_a_claim_can_be_about_some_tasks_models_and_texts(tmp_path):
     known = rows_of(tmp_path, "table2", "domains")
-    tasks = {"metric": "beyond_window", "tasks": ["piqa"], "subject": "pretrained/full", "limit": 3.0}
+    tasks = {"metric": "scored_beyond_window", "tasks": ["piqa"], "subject": "pretrained/full", "limit": 3.0}
     claim = decide(Claim(**ROW | tasks | {"only_models": ["gpt2-mini"]}), known)
     assert [case["model"] for case in claim["cases"]] == ["gpt2-mini"]
     assert [each["name"] for each in claim["cases"][0]["seeds"]["0"]["measured"]] == ["piqa"]
