@@ -65,7 +65,8 @@ class Sources:
         each = [(result["provenance"], result["settings"]) for result in self.results.values()]
 
         def values(key: str, where: int = 0) -> list[str]:
-            return sorted({str(pair[where][key]) for pair in each if pair[where].get(key) is not None})
+            found = (pair[where].get(key) for pair in each)
+            return sorted({str(value) for value in found if value is not None and not isinstance(value, dict)})
 
         versions = {name: {} for provenance, _ in each for name in provenance.get("versions", {})}
         for name in versions:
