@@ -168,7 +168,7 @@ def test_a_recorded_long_context_takes_what_was_measured():
     """A window of 512 tokens took 1176 MiB of the first, 513 of them weights; eight times as many take no 9 GiB."""
     records = cost.read(REFERENCES)
     job = evaluated(experiment(), "perplexity", variant="full-t4096", model="smollm2-135m-instruct")
-    assert 1500 < predict("perplexity", job.model_dump(mode="json"), records).memory < 3500
+    assert 1000 < predict("perplexity", job.model_dump(mode="json"), records).memory < 3500
 
 
 def test_the_slowest_row_stands_in_for_one_never_run():

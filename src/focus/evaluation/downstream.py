@@ -105,8 +105,7 @@ def accuracy(language_model: RowLM, task: str, chosen: Sequence[dict], window: i
     """
     language_model.begin(task)
     samples = answered(language_model, task, chosen)
-    scored = scored_beyond_window(language_model.lengths, language_model.scored, window)
-    return tally(samples, language_model.lengths, window) | {"scored_beyond_window": scored}
+    return tally(samples, language_model.lengths, language_model.scored, window)
 
 
 def answered(language_model: RowLM, task: str, chosen: Sequence[dict]) -> list[dict]:
@@ -116,7 +115,7 @@ def answered(language_model: RowLM, task: str, chosen: Sequence[dict]) -> list[d
     return sorted(results["samples"][task], key=lambda sample: sample["doc_id"])
 
 
-def tally(samples: Sequence[dict], lengths: Sequence[int], window: int) -> dict:
+def tally(samples: Sequence[dict], lengths: Sequence[int], scored: Sequence[int], window: int) -> dict:
     """Which of lm-eval's samples are right, and how far their requests, of these lengths, reach beyond the window."""
     correct = [int(sample["acc"]) for sample in samples]
     normalised = [int(sample["acc_norm"]) for sample in samples if "acc_norm" in sample]
@@ -130,6 +129,7 @@ def tally(samples: Sequence[dict], lengths: Sequence[int], window: int) -> dict:
         "lengths": sorted(lengths),
         "positions": sum(lengths),
         "beyond_window": beyond_window(lengths, window),
+        "scored_beyond_window": scored_beyond_window(lengths, scored, window),
     }
 
 

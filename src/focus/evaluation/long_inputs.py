@@ -151,7 +151,7 @@ def accuracy(
     for sample in samples:
         right = int(sample["target"]) if len(sample["resps"]) > 1 else 0
         losses.append(-sample["resps"][right][0][0])
-    values = tally(samples, language_model.lengths, window)
+    values = tally(samples, language_model.lengths, language_model.scored, window)
     return values | {"losses": losses, "requests_cut": language_model.cut}
 
 
@@ -210,5 +210,6 @@ class LongLM(RowLM):
             asked = torch.cat([prefix, torch.tensor(context[-room:])])
             answers[number] = self.reader.answer(asked, torch.tensor(continuation))
             self.lengths.append(len(asked) + len(continuation) - 1)
+            self.scored.append(len(continuation))
             progress.step()
         return answers
