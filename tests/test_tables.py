@@ -314,6 +314,17 @@ def test_missing_results_stop_or_are_said(results):
     assert "not run: no perplexity/gpt2-mini/austen/focus/hard-k1/seed0.json" in written["csv"]
 
 
+def test_a_row_shows_the_seeds_it_has_and_names_the_others(tmp_path):
+    settings = experiment(seeds=[0, 1, 2])
+    write_results(tmp_path, settings, {f"focus/soft/{seed}": 0.1 * seed for seed in (0, 1, 2)})
+    (tmp_path / "perplexity/gpt2-mini/austen/focus/soft/seed1.json").unlink()
+    page = made(tmp_path, settings, partial=True)["md"]
+    grid = cells(page, "gpt2-mini: perplexity")
+    assert dict(zip(grid["Row"], grid["Focus, soft"], strict=True))["Over seeds"].endswith("(2)")
+    assert "Focus, soft: seed 1 of 3 not run yet." in page
+    assert "seeds 0, 2" in page
+
+
 def test_a_model_outside_the_run_is_not_run(results):
     settings = experiment(models=["gpt2-mini"])
     table = settings.tables["headline"]

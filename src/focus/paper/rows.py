@@ -77,7 +77,10 @@ class Run:
 
 @dataclass(frozen=True)
 class Entry:
-    """One row of an exhibit on one model: its run for each seed, or the reason why there is none."""
+    """One row of an exhibit on one model: its run for each seed, or the reason why there is none.
+
+    In a partial run a row may have some of its seeds; the reason then names the others.
+    """
 
     model: str
     corpus: str
@@ -117,7 +120,7 @@ def gather(exhibit: Exhibit, experiment: Experiment, root: Path, *, partial: boo
     """All rows of an exhibit, model by model in the order of the config.
 
     A model that this run leaves out becomes an entry with a reason. Raises UserError when a result is missing, unless
-    `partial`: then the entry carries the reason.
+    `partial`: then the entry carries the reason, and the seeds that there are.
     """
     return [
         _entry(exhibit, experiment, Path(root), model, row, partial)
@@ -206,7 +209,8 @@ def _entry(exhibit: Exhibit, experiment: Experiment, root: Path, model: str, row
     known = Entry(model, corpus, row, label, method.label, method.kind)
     if model not in experiment.models:
         return replace(known, reason="not run: this run leaves the model out")
-    runs = {}
+    runs: dict[int, Run] = {}
+    lacking: dict[int, list[str]] = {}
     for seed in experiment.seeds_of(model, row.method):
         cell = f"{model}/{corpus}/{row.method}"
         paths = {measure: f"{measure}/{cell}/{row.variant}/seed{seed}.json" for measure in exhibit.measures}
@@ -214,12 +218,18 @@ def _entry(exhibit: Exhibit, experiment: Experiment, root: Path, model: str, row
         if missing and not partial:
             raise UserError(f"{root / missing[0]}: expected the result of {known.label} on {model}, found none")
         if missing:
-            return replace(known, reason=f"not run: no {', no '.join(missing)}")
+            lacking[seed] = missing
+            continue
         training = f"training/{cell}/seed{seed}/result.json"
         if (root / training).exists():
             paths["training"] = training
         runs[seed] = Run({name: _read(root / path, model, row, seed) for name, path in paths.items()}, paths)
-    return replace(known, runs=runs)
+    if not lacking:
+        return replace(known, runs=runs)
+    if not runs:
+        return replace(known, reason=f"not run: no {', no '.join(next(iter(lacking.values())))}")
+    seeds = f"seed{'s' * (len(lacking) > 1)} {', '.join(map(str, lacking))}"
+    return replace(known, runs=runs, reason=f"{seeds} of {len(runs) + len(lacking)} not run yet")
 
 
 def _read(path: Path, model: str, row: Row, seed: int) -> dict:
