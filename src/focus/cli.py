@@ -261,6 +261,22 @@ def report(
     page.write(results, output, experiment=experiment, captions=captions, config_files=tuple(configfile))
 
 
+@app.command("so-far")
+def so_far(files: Annotated[list[Path] | None, typer.Argument(help="laid over config/config.yaml")] = None) -> None:
+    """Write the tables, figures, verdicts and page of an unfinished run in this folder from the results it has."""
+    from focus import scales
+    from focus.paper import so_far as unfinished
+
+    experiment = scales.load(scales.layered([scales.BASE, *(files or [])]))
+    results, claims_file, captions = (
+        Path("results") / experiment.scale,
+        Path("config/claims.yaml"),
+        Path("workflow/report"),
+    )
+    for line in unfinished.write(experiment, results, claims_file, captions):
+        print(line)
+
+
 @app.command()
 def reference(results: Path, folder: Path) -> None:
     """Replace FOLDER by what the repository keeps of RESULTS."""
