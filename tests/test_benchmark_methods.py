@@ -137,7 +137,7 @@ class Slow(Masked):
 def slow(monkeypatch):
     monkeypatch.setitem(METHODS, "window", Slow())
     # The thread's own time does not pass while it sleeps.
-    monkeypatch.setattr(benchmark_methods, "clock_for", lambda threads: time.perf_counter)
+    monkeypatch.setattr(benchmark_methods.Place, "clock", lambda place, threads: time.perf_counter)
     return METHODS["window"]
 
 

@@ -30,7 +30,7 @@ from focus.attention.flash import Pieces, choose_pieces
 from focus.attention.plan import make_plan
 from focus.benchmark_checks import cosine_to_reference, operation_limit, pairs_kept
 from focus.benchmark_model import decode_model
-from focus.benchmark_timing import clock_for, compare, full_attention, random_inputs
+from focus.benchmark_timing import Place, compare, full_attention
 from focus.config import AttentionBenchmark
 from focus.progress import Progress
 from focus.provenance import write_result
@@ -53,8 +53,10 @@ def run(job: AttentionBenchmark, output: Path) -> None:
         "decode_model": [],
         "memory": [],
     }
-    memory_lengths = job.memory_lengths if HIGH_WATER_MARK.exists() else []
-    counts = list(dict.fromkeys(threads or before for threads in job.threads))
+    place = _place(job)
+    gpu = place.device.type == "cuda"
+    memory_lengths = job.memory_lengths if gpu or HIGH_WATER_MARK.exists() else []
+    counts = list(dict.fromkeys(threads or before for threads in (job.threads[:1] if gpu else job.threads)))
     cells = len(counts) * (
         len(job.lengths)
         + len(job.backward_lengths)
@@ -104,8 +106,9 @@ def run(job: AttentionBenchmark, output: Path) -> None:
         metrics=metrics,
         started=started,
         modules=["focus.benchmark"],
-        backend=choose_backend(query, value, torch.zeros(1, max(job.lengths), dtype=torch.long)).split("/")[1],
-        dtype="float32",
+        backend=choose_backend(query, value, _one_group(query)).split("/")[1],
+        dtype=str(place.dtype).removeprefix("torch."),
+        device=place.device.type,
     )
 
 
@@ -122,11 +125,11 @@ def _speed(job: AttentionBenchmark, length: int, threads: int, backward: bool = 
 
     runs = [lambda: full_attention(*inputs), *(lambda k=k: ours_with(k) for k in assigned)]
     if length <= job.one_group_up_to:
-        runs.append(lambda: focus_attention(*inputs, torch.zeros(1, length).long(), window=0, backend="decomposed"))
+        runs.append(lambda: focus_attention(*inputs, _one_group(inputs[0]), window=0, backend="decomposed"))
     if backward:
         grad = torch.randn_like(inputs[0])
         runs = [lambda f=f: torch.autograd.grad(f(), inputs, grad) for f in runs]
-    full, *ours = _times(runs, threads, job.seconds, backward)
+    full, *ours = _times(runs, _place(job).clock(threads), job.seconds, backward)
     one_group = min(full) / min(ours.pop()) if length <= job.one_group_up_to else None
     rows = []
     for (k, groups), times in zip(assigned.items(), ours, strict=True):
@@ -144,7 +147,7 @@ def _unbalanced(job: AttentionBenchmark, length: int, threads: int) -> dict:
         lambda: full_attention(*inputs),
         lambda: focus_attention(*inputs, groups, window=job.window, backend="decomposed"),
     ]
-    full, ours = _times(runs, threads, job.seconds)
+    full, ours = _times(runs, _place(job).clock(threads), job.seconds)
     row = _ratio(full, ours, operation_limit(job.shares, job.window, length))
     return row | {"length": length, "threads": threads, "bound": 1 / sum(p * p for p in job.shares)}
 
@@ -154,14 +157,14 @@ def _membership(job: AttentionBenchmark, length: int, threads: int) -> list[dict
     inputs, rows = _inputs(job, length), []
     generator = torch.Generator().manual_seed(job.seed)
     order = torch.rand(1, length, job.membership_groups, generator=generator).argsort(dim=-1)
-    members = {k: order < k for k in range(1, job.membership_groups + 1)}
+    members = {k: (order < k).to(inputs[0].device) for k in range(1, job.membership_groups + 1)}
     outputs: dict[int, Tensor] = {}
 
     def ours_with(k: int) -> None:
         outputs[k] = focus_attention(*inputs, members[k], window=job.window)
 
     runs = [lambda: full_attention(*inputs), *(lambda k=k: ours_with(k) for k in members)]
-    full, *ours = _times(runs, threads, job.seconds)
+    full, *ours = _times(runs, _place(job).clock(threads), job.seconds)
     for (k, groups), times in zip(members.items(), ours, strict=True):
         kept, far = pairs_kept(groups, job.window)
         row = _ratio(full, times, 1 / kept)
@@ -176,7 +179,8 @@ def _training(job: AttentionBenchmark, length: int, groups: int, threads: int) -
     """Forward and backward with the assignment's gradient: the soft gate in O(T) memory, and straight through."""
     inputs = _inputs(job, length, gradients=True)
     generator = torch.Generator().manual_seed(job.seed + 3)
-    assignment = torch.softmax(4 * torch.randn(1, length, groups, generator=generator), dim=-1).requires_grad_()
+    drawn = torch.randn(1, length, groups, generator=generator).to(inputs[0].device)
+    assignment = torch.softmax(4 * drawn, dim=-1).requires_grad_()
     hard = assignment.argmax(dim=-1)
     grad = torch.randn_like(inputs[0])
     common = {"steepness": 10.0, "window": job.window}
@@ -189,7 +193,9 @@ def _training(job: AttentionBenchmark, length: int, groups: int, threads: int) -
             grad,
         ),
     ]
-    full, soft, through = (min(times) * 1e3 for times in _times(runs, threads, job.seconds, backward=True))
+    full, soft, through = (
+        min(times) * 1e3 for times in _times(runs, _place(job).clock(threads), job.seconds, backward=True)
+    )
     row = {"length": length, "groups": groups, "threads": threads, "full_ms": full}
     return row | {"soft_ms": soft, "straight_through_ms": through, "straight_through_speedup": full / through}
 
@@ -199,7 +205,8 @@ def _decode(job: AttentionBenchmark, length: int, groups: int, threads: int) -> 
 
     The flat cache is not even grown, which in a model costs one more copy of it a token.
     """
-    clock = clock_for(threads)
+    place = _place(job)
+    clock = place.clock(threads)
     _, key, value = _inputs(job, length)
     cache = GroupedCache(window=job.window)
     cache.fill(key, value, _groups(job, length, [1 / groups] * groups))
@@ -207,8 +214,8 @@ def _decode(job: AttentionBenchmark, length: int, groups: int, threads: int) -> 
     full, ours = [], []
     with torch.inference_mode():
         for _ in range(job.decode_steps):
-            token = [torch.randn(1, job.heads, 1, job.head_dim, generator=generator) for _ in range(3)]
-            group = torch.randint(0, groups, (1, 1), generator=generator)
+            token = [torch.randn(1, job.heads, 1, job.head_dim, generator=generator).to(key) for _ in range(3)]
+            group = torch.randint(0, groups, (1, 1), generator=generator).to(place.device)
             start = clock()
             scaled_dot_product_attention(token[0], key, value)
             middle = clock()
@@ -227,8 +234,8 @@ def _decode(job: AttentionBenchmark, length: int, groups: int, threads: int) -> 
 
 
 def _decode_model(job: AttentionBenchmark, length: int, groups: int, threads: int) -> dict:
-    arguments = {"window": job.window, "steps": job.model_steps, "seed": job.seed, "clock": clock_for(threads)}
-    return decode_model(job.model, length, groups, **arguments) | {"threads": threads}
+    arguments = {"window": job.window, "steps": job.model_steps, "seed": job.seed, "place": _place(job)}
+    return decode_model(job.model, length, groups, **arguments, threads=threads)
 
 
 def _ratio(full: list[float], ours: list[float], limit: float) -> dict:
@@ -261,7 +268,7 @@ class _Timed:
 
 def _parts(job: AttentionBenchmark, inputs: list[Tensor], groups: Tensor, threads: int) -> dict:
     """Milliseconds of sorting, of the kernel inside groups (A) and in the band (B), and of all moving and merging."""
-    clock = clock_for(threads)
+    clock = _place(job).clock(threads)
     query, key, value = inputs
     start = clock()
     plan = make_plan(query.shape[2], groups, window=job.window)
@@ -280,9 +287,10 @@ def _parts(job: AttentionBenchmark, inputs: list[Tensor], groups: Tensor, thread
     return {name: seconds * 1e3 for name, seconds in parts.items()}
 
 
-def _times(runs: list[Callable], threads: int, seconds: float, backward: bool = False) -> list[list[float]]:
+def _times(
+    runs: list[Callable], clock: Callable[[], float], seconds: float, backward: bool = False
+) -> list[list[float]]:
     """Seconds of each run, all in turn, as often as `seconds` allow; first once without timing if that is cheap."""
-    clock = clock_for(threads)
     results: list[list[float]] = [[] for _ in runs]
     with torch.inference_mode(not backward):
         begin = time.monotonic()
@@ -302,18 +310,30 @@ def _times(runs: list[Callable], threads: int, seconds: float, backward: bool = 
     return results
 
 
+def _place(job: AttentionBenchmark) -> Place:
+    return Place.named(job.device, job.dtype)
+
+
 def _inputs(job: AttentionBenchmark, length: int, gradients: bool = False) -> list[Tensor]:
-    return random_inputs(job.heads, length, job.head_dim, job.seed, gradients)
+    return _place(job).inputs(job.heads, length, job.head_dim, job.seed, gradients)
+
+
+def _one_group(query: Tensor) -> Tensor:
+    return torch.zeros(1, query.shape[2], dtype=torch.long, device=query.device)
 
 
 def _groups(job: AttentionBenchmark, length: int, shares: list[float]) -> Tensor:
     """[1, T] groups drawn with the given shares."""
     generator = torch.Generator().manual_seed(job.seed + 1)
-    return torch.multinomial(torch.tensor(shares), length, replacement=True, generator=generator)[None]
+    drawn = torch.multinomial(torch.tensor(shares), length, replacement=True, generator=generator)
+    return drawn[None].to(_place(job).device)
 
 
 def _peak_memory(job: AttentionBenchmark, length: int, groups: int | None) -> float:
-    """MiB that inputs, output and work take at most, in a process of its own; groups None means full attention."""
+    """MiB that inputs, output and work take at most, in a process of its own; groups None means full attention.
+
+    Of the GPU's memory where that is the place.
+    """
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         return pool.apply(_measure_memory, (job, length, groups))
 
@@ -331,6 +351,11 @@ def _measure_memory(job: AttentionBenchmark, length: int, groups: int | None) ->
                 focus_attention(*inputs, assigned, window=job.window, backend="decomposed")
 
     attend(1024)
+    if _place(job).device.type == "cuda":
+        base = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        attend(length)
+        return (torch.cuda.max_memory_allocated() - base) / 2**20
     HIGH_WATER_MARK.write_text("5")
     base = _memory("VmRSS")
     attend(length)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from focus.attention import choose_backend, focus_attention, soft_attention
-from focus.benchmark_timing import clock_for, compare, full_attention, random_inputs
+from focus.benchmark_timing import Place, compare, full_attention
 from focus.config import variant_of
 from focus.jobs import MethodsJob, TimedRow
 from focus.methods import METHODS
@@ -59,7 +59,8 @@ def run(job: MethodsJob, output: Path) -> None:
             metrics={"cases": _measure(job)},
             started=started,
             modules=["focus.benchmark_methods"],
-            dtype="float32",
+            dtype=str(_place(job).dtype).removeprefix("torch."),
+            device=_place(job).device.type,
         )
     finally:
         torch.set_num_threads(before)
@@ -107,6 +108,10 @@ def _measure(job: MethodsJob) -> list[dict]:
     return results
 
 
+def _place(job: MethodsJob) -> Place:
+    return Place.named(job.device, job.dtype)
+
+
 def _ladder(lengths: list[int]) -> list[int]:
     """The lengths and, by quarters down from the shortest, those before it."""
     steps, length = sorted(set(lengths)), min(lengths) // 4
@@ -123,7 +128,8 @@ def _take_turns(
 
     A case whose first call alone is expected to take longer than the job allows gets a reason instead.
     """
-    clock, inputs = clock_for(1), random_inputs(job.heads, length, job.head_dim, job.seed)
+    place = _place(job)
+    clock, inputs = place.clock(1), place.inputs(job.heads, length, job.head_dim, job.seed)
     calls = {identity: call for identity, case in cases.items() if (call := _call(case, job, inputs)) is not None}
     for identity in list(calls):
         needed = expected(earlier[identity], length)
@@ -147,7 +153,7 @@ def _take_turns(
                 try:
                     call()
                 except RuntimeError as error:
-                    if "can't allocate memory" not in str(error):
+                    if "can't allocate memory" not in str(error) and not isinstance(error, torch.OutOfMemoryError):
                         raise
                     case.reason = "not run: needs more memory than the machine has"
                     del calls[identity]
@@ -175,7 +181,7 @@ def _call(case: Case, job: MethodsJob, inputs: list[Tensor]) -> Callable[[], Ten
     if isinstance(kind, Structural):
         shape = {"window": settings.window, "heads": job.heads, "head_dim": job.head_dim}
         generator = torch.Generator().manual_seed(job.seed)
-        case.how, case.state = kind.name, kind.layer_state(settings, **shape, generator=generator).eval()
+        case.how, case.state = kind.name, kind.layer_state(settings, **shape, generator=generator).to(inputs[0]).eval()
         call = Call(*inputs, None, job.head_dim**-0.5, None, None, case.state)
         return lambda: kind.attend(call)
     if row.attention == "full":
@@ -183,7 +189,7 @@ def _call(case: Case, job: MethodsJob, inputs: list[Tensor]) -> Callable[[], Ten
         return None
     adapter = settings.adapter
     generator = torch.Generator().manual_seed(job.seed + 1)
-    drawn = torch.rand(1, length, adapter.groups, generator=generator)
+    drawn = torch.rand(1, length, adapter.groups, generator=generator).to(inputs[0].device)
     common = {"window": adapter.window, "sinks": adapter.sinks}
     if row.attention == "soft":
         case.how = "focus soft"

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from focus.adapter import compose, switch
+from focus.benchmark_timing import Place
 from focus.config import ModelShape
 from focus.memory import memory_of
 from focus.method_config import FocusConfig
@@ -30,32 +31,34 @@ class _TimedCache(DynamicCache):
 
 
 def decode_model(
-    shape: ModelShape, length: int, groups: int, *, window: int, steps: int, seed: int, clock: Callable[[], float]
+    shape: ModelShape, length: int, groups: int, *, window: int, steps: int, seed: int, place: Place, threads: int
 ) -> dict:
     """Milliseconds a token, with `length` random tokens cached and both models taking turns.
 
     full_cache_ms is the part of full_ms in which transformers copies the whole cache to append one token; Focus's first
     token, which sorts the cache into groups, is apart in focus_first_ms.
     """
-    model = _model(shape, length + steps + 1, groups, window)
+    model, clock = _model(shape, length + steps + 1, groups, window).to(place.device, place.dtype), place.clock(threads)
     generator = torch.Generator().manual_seed(seed)
-    caches = {name: _filled(shape, length, groups, generator, clock) for name in ("full", "hard")}
+    caches = {name: _filled(shape, length, groups, generator, place, clock) for name in ("full", "hard")}
     times: dict[str, list[float]] = {name: [] for name in caches}
     kept: dict[str, list[float]] = {name: [] for name in caches}
     with torch.no_grad():
         for step in range(steps + 1):
-            token = torch.randint(shape.vocabulary, (1, 1), generator=generator)
+            token = torch.randint(shape.vocabulary, (1, 1), generator=generator).to(place.device)
+            position = torch.tensor([[length + step]], device=place.device)
             for name, cache in caches.items():
                 switch(model, name)
                 cache.seconds = 0.0
                 start = clock()
-                model(token, cache=cache, position_ids=torch.tensor([[length + step]]))
+                model(token, cache=cache, position_ids=position)
                 times[name].append(clock() - start)
                 kept[name].append(cache.seconds)
     full, ours = (statistics.median(times[name][1:]) for name in caches)
     return {
         "length": length,
         "groups": groups,
+        "threads": threads,
         "full_ms": full * 1e3,
         "full_cache_ms": statistics.median(kept["full"][1:]) * 1e3,
         "focus_ms": ours * 1e3,
@@ -79,12 +82,18 @@ def _model(shape: ModelShape, length: int, groups: int, window: int) -> PreTrain
 
 
 def _filled(
-    shape: ModelShape, length: int, groups: int, generator: torch.Generator, clock: Callable[[], float]
+    shape: ModelShape,
+    length: int,
+    groups: int,
+    generator: torch.Generator,
+    place: Place,
+    clock: Callable[[], float],
 ) -> _TimedCache:
     cache = _TimedCache(clock)
     size = (1, shape.key_heads, length, shape.head_dim)
     for layer in range(shape.layers):
-        cache.update(*(torch.randn(size, generator=generator) for _ in range(2)), layer)
-        assignment = torch.rand(1, length, groups, generator=generator)
+        kept = [torch.randn(size, generator=generator).to(place.device, place.dtype) for _ in range(2)]
+        cache.update(*kept, layer)
+        assignment = torch.rand(1, length, groups, generator=generator).to(place.device)
         memory_of(cache, layer).note(assignment / assignment.sum(-1, keepdim=True), None)
     return cache

@@ -216,6 +216,10 @@ TABLE_MODULES = {"quality": "focus.paper.tables", "gates": "focus.paper.gates", 
 """What writes a table, by what it shows: its function `write`."""
 
 
+TimedOn = Literal["auto", "cpu", "cuda"]
+TimedIn = Literal["auto", "float32", "bfloat16", "float16"]
+
+
 class ModelShape(Strict):
     """A Llama with random weights, whose whole decoding is timed."""
 
@@ -243,7 +247,11 @@ class AttentionBenchmark(Strict):
     window: NonNegative = Field(128, description="w")
     heads: Count = Field(4, description="H")
     head_dim: Count = Field(64, description="D")
-    threads: list[NonNegative] = Field([1], min_length=1, description="thread counts; 0 means every core of the run")
+    device: TimedOn = Field("auto", description="cpu, cuda, or a GPU where there is one")
+    dtype: TimedIn = Field("auto", description="of the inputs; auto is bfloat16 on a GPU, else float32")
+    threads: list[NonNegative] = Field(
+        [1], min_length=1, description="thread counts on a CPU; 0 means every core of the run"
+    )
     seconds: Positive = Field(5.0, description="time for each case; every case runs at least once")
     decode_steps: Count = Field(64, description="single tokens timed at each length")
     model: ModelShape = Field(ModelShape(), description="the model whose single tokens are timed")

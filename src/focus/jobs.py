@@ -14,6 +14,8 @@ from focus.config import (
     ModelSettings,
     Perplexity,
     Pretraining,
+    TimedIn,
+    TimedOn,
 )
 from focus.leak_config import BitsTraining, LeakMeasure, Trains
 from focus.long_config import LongInputs, Recall
@@ -130,6 +132,8 @@ class MethodsJob(Strict):
     lengths: list[Count]
     heads: Count
     head_dim: Count
+    device: TimedOn
+    dtype: TimedIn
     seconds: Positive
     seed: NonNegative
 
@@ -252,6 +256,8 @@ def methods_job(experiment: Experiment) -> MethodsJob:
         lengths=speed.method_lengths,
         heads=speed.heads,
         head_dim=speed.head_dim,
+        device=speed.device,
+        dtype=speed.dtype,
         seconds=speed.method_seconds,
         seed=speed.seed,
     )
