@@ -200,3 +200,11 @@ def test_a_scale_names_its_hardware():
     assert default(environment="cuda").machine == GPU
     named = default(hardware={"name": "another", "memory": 40.0}).machine
     assert (named.name, named.memory, named.utilisation) == ("another", 40.0, GPU.utilisation)
+
+
+def test_a_repeated_job_asks_for_more_and_never_for_less_than_the_least():
+    found = prediction.Prediction(seconds=3600.0, host=10_000.0, disk=1.0)
+    assert [prediction.minutes_asked(found, attempt) for attempt in (1, 2, 3)] == [180, 360, 540]
+    assert [prediction.memory_asked(found, 3000, attempt) for attempt in (1, 2, 3)] == [12_000, 18_000, 27_000]
+    assert (prediction.memory_asked(found, 50_000), prediction.memory_asked(None, 3000)) == (50_000, 3000)
+    assert (prediction.minutes_asked(None), prediction.minutes_asked(None, 2)) == (15, 30)

@@ -62,6 +62,8 @@ PUBLISHED_BYTES = {
     **dict.fromkeys(("mistral-7b", "mistral-7b-instruct", "qwen2.5-7b", "llama2-13b", "llama2-70b"), 2),
 }
 """Of a weight, as a model of the hub is published."""
+MEMORY_MARGIN, TIME_MARGIN, LEAST_MINUTES = 1.2, 3, 15
+"""What a job asks for over what is predicted: a test holds memory to 1.5 times, mostly 1.2, and seconds to 2."""
 WITHOUT_GPU = {"attention", "methods", "bits"}
 """Kinds that run on the processor whatever the environment."""
 WITHOUT_TEXT = {"downstream", "generation"}
@@ -124,6 +126,16 @@ def predict(
     device = CUDA_PROCESS + (job.weights + FRAGMENTS * changing) / MIB
     gpus = math.ceil(device / (hardware.memory * hardware.usable * 1024))
     return Prediction(seconds, HOST + job.staged / MIB + beside, disk, device, gpus)
+
+
+def memory_asked(found: Prediction | None, least: float, attempt: int = 1) -> int:
+    """MiB for a job: `least` or a fifth more than predicted, and half as much again on each further attempt."""
+    return math.ceil(max(least, MEMORY_MARGIN * (found or NOTHING).host) * 1.5 ** (attempt - 1))
+
+
+def minutes_asked(found: Prediction | None, attempt: int = 1) -> int:
+    """Minutes for a job: three times what is predicted, `LEAST_MINUTES` at least, and as much again on each attempt."""
+    return attempt * max(LEAST_MINUTES, math.ceil(TIME_MARGIN * (found or NOTHING).seconds / 60))
 
 
 def text_memory(corpora: Iterable[str]) -> float:

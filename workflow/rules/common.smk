@@ -1,6 +1,5 @@
 import fcntl
 import functools
-import math
 import os
 import re
 import sys
@@ -252,8 +251,6 @@ def weights_of(wildcards):
 # What a job asks for, predicted from the shape of its model (focus.prediction). What a profile repeats asks for more.
 ON_GPU = experiment.environment == "cuda"
 SHAPES = prediction.shapes(experiment)
-MEMORY_MARGIN, TIME_MARGIN = 1.2, 3
-LEAST_MINUTES = 15
 
 
 def job_of(make):
@@ -284,15 +281,11 @@ def predicted(kind, job):
 
 
 def memory(kind, job, least):
-    """MiB: `least` or a fifth more than predicted, and half as much again on each attempt."""
+    """MiB, at least `least`, and more on each attempt."""
     found = predicted(kind, job)
-
-    def mem_mb(wildcards, attempt):
-        needs = found(wildcards)
-        asked = max(least, MEMORY_MARGIN * needs.host if needs else 0)
-        return math.ceil(asked * 1.5 ** (attempt - 1))
-
-    return mem_mb
+    return lambda wildcards, attempt: prediction.memory_asked(
+        found(wildcards), least, attempt
+    )
 
 
 def gpus(kind, job):
@@ -302,14 +295,11 @@ def gpus(kind, job):
 
 
 def runtime(kind, job):
-    """Minutes: three times what is predicted, a quarter of an hour at least, and as much again on each attempt."""
+    """Minutes, and more on each attempt."""
     found = predicted(kind, job)
-
-    def minutes(wildcards, attempt):
-        seconds = (found(wildcards) or prediction.NOTHING).seconds
-        return attempt * max(LEAST_MINUTES, math.ceil(TIME_MARGIN * seconds / 60))
-
-    return minutes
+    return lambda wildcards, attempt: prediction.minutes_asked(
+        found(wildcards), attempt
+    )
 
 
 def hours(count):

@@ -11,7 +11,7 @@ rule fetch_corpus:
     threads: 1
     resources:
         mem_mb=lambda wildcards: (
-            1000 + math.ceil(prediction.text_memory([wildcards.corpus]))
+            1000 + round(prediction.text_memory([wildcards.corpus]))
         ),
     message:
         "fetch the text {wildcards.corpus}"
