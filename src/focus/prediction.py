@@ -67,6 +67,7 @@ MEMORY_MARGIN, TIME_MARGIN, LEAST_MINUTES = 1.2, 3, 15
 WITHOUT_GPU = {"attention", "methods", "bits"}
 """Kinds that run on the processor whatever the environment."""
 WITHOUT_TEXT = {"downstream", "generation"}
+"""Kinds that do not read their corpus, on which the method was trained."""
 
 
 @dataclass(frozen=True)
