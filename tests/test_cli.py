@@ -72,6 +72,22 @@ def test_check_lays_an_overlay_over_the_default_scale(call, monkeypatch, tmp_pat
         assert err == f"focus: error: {tmp_path}/none.yaml: expected a config file, got No such file or directory\n"
 
 
+def test_cost_takes_a_scale_by_its_name_and_keeps_the_page(call, monkeypatch, tmp_path):
+    monkeypatch.chdir(BASE.parents[1])
+    missing = "focus: error: config/none.yaml: expected a config file, got No such file or directory\n"
+    assert call("cost", "--scale", "none") == (2, "", missing)
+    commands = []
+
+    def run(command, **options):
+        commands.append(command)
+        return subprocess.CompletedProcess(command, 0, "# the page\n", "progress")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    assert call("cost", "--scale", "paper", "--output", tmp_path / "kept/cost.md") == (0, "# the page\n", "")
+    assert commands[0][-2:] == ["--configfile", "config/paper.yaml"]
+    assert (tmp_path / "kept/cost.md").read_text() == "# the page\n"
+
+
 def test_check_elsewhere_needs_a_whole_scale_and_says_so(call, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     code, out, err = call("config", "check", BASE.parent / "smoke.yaml")

@@ -1,18 +1,19 @@
 """What a run will take: recorded runs predict themselves, and amounts of work scale as they should."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from paper_results import REPOSITORY
 from paper_results import experiment as default
 
-from focus import cost, cost_table, jobs
+from focus import cost, cost_table, jobs, scales
 from focus.config import AttentionBenchmark, Experiment
 from focus.cost import Record, predict
 from focus.cost_table import Plan
 
-REFERENCES = sorted((REPOSITORY / "results/reference").iterdir())
+REFERENCES = sorted(folder for folder in (REPOSITORY / "results/reference").iterdir() if any(folder.glob("**/*.json")))
 MODEL = "gpt2-mini"
 HEADLINE = [
     f"perplexity/{MODEL}/austen/focus/soft/seed0.json",
@@ -375,7 +376,64 @@ def test_the_page_counts_shared_jobs_once_and_never_unknown_ones_as_nothing(reco
 
 
 def test_every_basis_of_a_prediction_has_a_name_on_the_page():
-    assert set(cost_table.BASES) == {*cost.BASES, cost.UNKNOWN.basis}
+    assert set(cost_table.BASES) == {*cost.BASES, "shape", cost.UNKNOWN.basis}
+
+
+def paper(*changes: str) -> Experiment:
+    return scales.load([REPOSITORY / f"config/{name}.yaml" for name in ("config", "paper")], changes)
+
+
+LLAMA = [f"perplexity/llama2-70b/pg19/{row}/seed0.json" for row in ("pretrained/full", "focus/soft")]
+
+
+def test_what_no_record_tells_is_predicted_from_shape(tmp_path):
+    plan = plan_of(tmp_path, paper())
+    found = {job.path: job for job in plan.all_of(LLAMA)}
+    training = "training/llama2-70b/pg19/focus/seed0/result.json"
+    assert {path for path in found if path.startswith(("models", "corpora"))} < set(found)
+    work = [*LLAMA, training]
+    assert [found[path].estimate.basis for path in work] == ["shape"] * 3
+    assert [found[path].estimate.gpus for path in work] == [2, 2, 2]
+    seconds = [found[path].estimate.seconds + cost_table.START for path in work]
+    held, cores, longest = plan.gpu_hours([found[path] for path in work])
+    assert held == pytest.approx(2 * sum(seconds) / 3600)
+    assert (cores, longest) == (0, pytest.approx((seconds[1] + seconds[2]) / 3600))
+    assert found["models/llama2-70b.json"].estimate.disk == pytest.approx(2 * 68_976_648_192 / 2**20)
+
+
+def test_records_of_a_processor_say_nothing_of_a_gpu_but_for_what_needs_none(tmp_path):
+    experiment, path = paper(), LLAMA[0]
+    job = evaluated(experiment, "perplexity", model="llama2-70b")
+    job = job.model_copy(update={"corpus": "pg19"})
+    for device, basis in (("cpu", "shape"), ("cuda", "like")):
+        record = replace(make("perplexity", job, 777.0), device=device)
+        plan = plan_of(tmp_path, experiment)
+        plan.records = [record]
+        assert plan.job(path).estimate.basis == basis
+        assert (plan.job(path).estimate.seconds == 777.0) == (device == "cuda")
+        assert plan.job(path).estimate.gpus == 2
+    plan = plan_of(tmp_path, experiment)
+    speed = experiment.speed.attention
+    plan.records = [make("attention", speed, forward=[{"length": 4096, "full_ms": 100.0}])]
+    assert (plan.job("speed/attention.json").estimate.basis, plan.job("speed/attention.json").estimate.gpus) == (
+        "like",
+        0,
+    )
+
+
+def test_the_page_of_a_scale_on_gpus_names_its_hardware_and_says_what_shapes_told(tmp_path):
+    exhibits = {"tables/a": LLAMA, "bits": ["bits/softmax/t16/everything/seed0.json"], "tables/c": ["new/b.json"]}
+    page = cost_table.text(paper(), exhibits, tmp_path / "results", tmp_path / "reference", 2)
+    row = cells(page, "tables/a")
+    assert (row[0], row[5], row[-1]) == ("5", "2", "3 shape alone, 2 downloads")
+    assert float(row[2]) > 0.1 and row[3] == "-" and 2 * float(row[4]) < float(row[2]) + 0.02
+    assert 128 < float(row[6]) < 144
+    assert cells(page, "tables/c")[2:6] == ["unknown"] * 3 + ["0"]
+    assert "for NVIDIA H100 80 GB (SXM): products at 35% of 989 TFLOP/s" in page
+    other = cost_table.text(
+        paper("hardware={name: another, memory: 40.0}"), exhibits, tmp_path / "results", tmp_path / "reference", 2
+    )
+    assert "for another: products" in other and cells(other, "tables/a")[5] == "4"
 
 
 @pytest.mark.parametrize(("threads", "seconds", "working"), [(1, 50.0, 40.0), (2, 100.0, 80.0)])

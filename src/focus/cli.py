@@ -297,13 +297,19 @@ def compare(first: Path, second: Path) -> None:
 
 
 @app.command()
-def cost(files: Annotated[list[Path] | None, typer.Argument(help="laid over config/config.yaml")] = None) -> None:
+def cost(
+    files: Annotated[list[Path] | None, typer.Argument(help="laid over config/config.yaml")] = None,
+    scale: Annotated[str | None, typer.Option(help="a file of config/ by its name: paper, overnight, smoke")] = None,
+    output: Annotated[Path | None, typer.Option(help="keep the page in this file too")] = None,
+) -> None:
     """Print what a run in this folder has left to do, and its hours, memory and disk: `snakemake cost`, and no more."""
     import subprocess
 
     from focus import scales
+    from focus.provenance import write_atomically
 
-    scales.load(scales.layered([scales.BASE, *(files or [])]))
+    files = [*(files or []), *([scales.BASE.with_name(f"{scale}.yaml")] if scale else [])]
+    scales.load(scales.layered([scales.BASE, *files]))
     command = [sys.executable, "-m", "snakemake", "cost", "--cores", "1"]
     command += ["--configfile", *map(str, files)] if files else []
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -311,6 +317,8 @@ def cost(files: Annotated[list[Path] | None, typer.Argument(help="laid over conf
         print(done.stderr, end="", file=sys.stderr)
         raise typer.Exit(done.returncode)
     print(done.stdout, end="")
+    if output:
+        write_atomically(output, done.stdout)
 
 
 @app.command()

@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from focus.hardware import CORE, GPU, Hardware
 from focus.leak_config import BitsSettings, LeakRow, LeakSettings
 from focus.long_config import LongInputs, Recall
 from focus.method_config import OWN_STATE, Attention, Method
@@ -305,6 +306,11 @@ class Experiment(Strict):
     environment: Literal["cpu", "cuda"] = Field(
         "cpu", description="of envs/, what `--sdm conda` builds: cpu, or cuda with flash-attn and its compiler"
     )
+    hardware: Hardware | None = Field(
+        None,
+        description="what jobs that no run is recorded of are predicted for: one GPU for environment cuda, else one "
+        "core; null means an H100, or a core of the committed runs",
+    )
     keep_weights: Literal["all", "small"] = Field(
         "all",
         description="small saves disk: of methods that train everything, whole models, weights are dropped once every "
@@ -401,6 +407,11 @@ class Experiment(Strict):
             raise ValueError(f"{where}.attention: expected {expected} for kind {method.kind}, got {row.attention}")
         if row.top_k is not None and row.top_k > method.adapter.groups:
             raise ValueError(f"{where}.top_k: expected at most groups ({method.adapter.groups}), got {row.top_k}")
+
+    @property
+    def machine(self) -> Hardware:
+        """What jobs are predicted for."""
+        return self.hardware or (GPU if self.environment == "cuda" else CORE)
 
     def seeds_of(self, model: str, method: str) -> list[int]:
         """The seeds a row of this model and method is repeated for: one for what neither trains nor draws at random."""

@@ -41,7 +41,7 @@ class Record:
 
     `parameters` are the weights of its model, 0 where there is none or no manifest beside it tells. `seconds` are those
     of the processor for what ran in one thread, so that a busy machine does not count, and `alone` is their share of
-    the time it took.
+    the time it took. `device` is cpu or cuda.
     """
 
     path: str
@@ -54,6 +54,7 @@ class Record:
     size: int
     parameters: int = 0
     alone: float = 1.0
+    device: str = "cpu"
 
     @property
     def working(self) -> float:
@@ -80,12 +81,14 @@ class Record:
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds, MiB of memory and MiB of disk, each None where unknown, and what they rest on."""
+    """Seconds, MiB of memory and MiB of disk, each None where unknown, and what they rest on; GPUs and their memory."""
 
     basis: str
     seconds: float | None = None
     memory: float | None = None
     disk: float | None = None
+    device: float = 0.0
+    gpus: int = 0
 
 
 UNKNOWN = Estimate("unknown")
@@ -115,6 +118,7 @@ def read(folders: Iterable[Path]) -> list[Record]:
                         processor=origin["processor"],
                         size=(folder / path).stat().st_size,
                         parameters=manifest.get("parameters") or 0,
+                        device=origin.get("device", "cpu"),
                     )
                 )
     return found

@@ -96,15 +96,41 @@ def test_a_table_can_ask_for_written_answers(finished):
     assert "train" not in planned
 
 
-def test_memory_grows_with_a_rows_own_context_and_not_as_fast(checkout):
-    """A rule without a message is shown with its resources."""
+def resources(checkout, *options):
+    """{last wildcards of each perplexity job: (mem_mb, gpus, runtime)}: a rule without a message is shown with its
+    resources."""
     rule = checkout.folder / "workflow/rules/evaluation.smk"
     edit(rule, lambda text: re.sub(r"    message:\n.*\n", "", text))
-    rows = "{method: pretrained, context: 256}, {method: pretrained, context: 4096}, {method: pretrained}"
+    output = checkout.run(*options, "--dry-run", "--quiet", "host")
+    jobs = re.findall(r"rule perplexity:.*?wildcards: (.*?), seed=0\n.*?resources: (.*?)\n", output, re.DOTALL)
+    names = ("mem_mb", "gpus", "runtime")
+    found = {row: dict(part.split("=") for part in parts.split(", ")) for row, parts in jobs}
+    return {row: tuple(int(parts[name]) for name in names) for row, parts in found.items()}
+
+
+def test_memory_grows_with_a_rows_own_context_and_no_gpu_is_asked_for(checkout):
+    rows = ", ".join(
+        f"{{method: {method}, attention: {attention}, context: {context}}}"
+        for method, attention in (("pretrained", "full"), ("focus", "soft"))
+        for context in (256, 4096)
+    )
     (checkout.folder / "over.yaml").write_text(f"tables: {{longcontext: {{rows: [{rows}]}}}}")
-    options = ("longcontext", "--configfile", "over.yaml", "--dry-run", "--quiet", "host")
-    found = re.findall(r"variant=([^,]+),.*\n(?: .*\n)*?.* mem_mb=(\d+)", checkout.run(*options))
-    assert dict(found) == {"full": "3000", "full-t256": "3000", "full-t4096": "6500"}
+    found = resources(checkout, "longcontext", "--configfile", "over.yaml")
+    start = "model=smollm2-135m-instruct, corpus=austen, method"
+    least = (3000, 0, 15)
+    assert found.pop(f"{start}=focus, variant=soft-t4096")[0] > 3500
+    assert found == {
+        f"{start}={row}": least
+        for row in ("pretrained, variant=full-t256", "pretrained, variant=full-t4096", "focus, variant=soft-t256")
+    }
+
+
+def test_the_paper_scale_asks_for_as_many_gpus_as_hold_a_model(checkout):
+    found = resources(checkout, "table2", "--configfile", "config/paper.yaml")
+    rows = {row: asked for row, asked in found.items() if "method=pretrained" in row}
+    gpus = {row.split(",")[0].removeprefix("model="): asked[1] for row, asked in rows.items()}
+    assert gpus == dict.fromkeys(gpus, 1) | {"llama2-70b": 2} and len(gpus) == 7
+    assert min(asked[2] for asked in rows.values()) >= 15
 
 
 def test_a_slice_covers_one_model(checkout):

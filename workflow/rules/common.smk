@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from focus import cost, jobs, scales
+from focus import jobs, prediction, scales
 from focus.config import FIGURE_MODULES, TABLE_MODULES
 from focus.errors import UserError
 from focus.provenance import digest, write_atomically
@@ -147,6 +147,7 @@ def exhibit_slice(kind, name):
             },
             "speed": None,
             "groups": None,
+            "hardware": None,
             "keep_weights": "all",
             "leak": None,
             "bits": None,
@@ -247,17 +248,74 @@ def weights_of(wildcards):
     return "<results>/training/{model}/{corpus}/{method}/seed{seed}/weights"
 
 
-def perplexity_memory(wildcards):
-    """MiB for a row: of 3000 at the model's context, what is not process and weights grows with the row's context."""
-    context = perplexity_job(wildcards).model_settings.context
-    ratio = context / experiment.model_settings[wildcards.model].context
-    return round(cost.grown(memory=3000, fixed=2500, ratio=ratio))
+# What a job asks for, predicted from the shape of its model (focus.prediction). What a profile repeats asks for more.
+ON_GPU = experiment.environment == "cuda"
+SHAPES = prediction.shapes(experiment)
 
 
-def perplexity_job(wildcards):
-    return jobs.perplexity_job(
-        experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
+def job_of(make):
+    """A function of the wildcards that cuts a rule's job from the experiment; `make` is one of focus.jobs."""
+
+    def job(wildcards):
+        numbers = {
+            key: int(value)
+            for key, value in dict(wildcards).items()
+            if key in ("seed", "length")
+        }
+        return make(experiment, **(dict(wildcards) | numbers))
+
+    return job
+
+
+def predicted(kind, job):
+    """A function of the wildcards that predicts a rule's job, once; None for what nothing is known of."""
+
+    @functools.cache
+    def known(**names):
+        settings = job(names).model_dump(mode="json")
+        return prediction.predict(
+            kind, settings, SHAPES, experiment.machine, gpu=ON_GPU
+        )
+
+    return lambda wildcards: known(**dict(wildcards))
+
+
+def memory(kind, job, least):
+    """MiB, at least `least`, and more on each attempt."""
+    found = predicted(kind, job)
+    return lambda wildcards, attempt: prediction.memory_asked(
+        found(wildcards), least, attempt
     )
+
+
+def gpus(kind, job):
+    """GPUs, 0 where the environment is cpu."""
+    found = predicted(kind, job)
+    return lambda wildcards: (found(wildcards) or prediction.NOTHING).gpus
+
+
+def runtime(kind, job):
+    """Minutes, and more on each attempt."""
+    found = predicted(kind, job)
+    return lambda wildcards, attempt: prediction.minutes_asked(
+        found(wildcards), attempt
+    )
+
+
+def hours(count):
+    """Minutes of a job that no shape predicts, and as much again on each attempt."""
+    return lambda wildcards, attempt: 60 * count * attempt
+
+
+train_job = job_of(jobs.train_job)
+perplexity_job = job_of(jobs.perplexity_job)
+gate_values_job = job_of(jobs.gate_values_job)
+downstream_job = job_of(jobs.downstream_job)
+generation_job = job_of(jobs.generation_job)
+long_inputs_job = job_of(jobs.long_inputs_job)
+recall_job = job_of(jobs.recall_job)
+leak_job = job_of(jobs.leak_job)
+pretrain_job = job_of(jobs.pretrain_job)
 
 
 def recorded_exhibits():

@@ -10,7 +10,9 @@ rule fetch_corpus:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=1000,
+        mem_mb=lambda wildcards: (
+            1000 + round(prediction.text_memory([wildcards.corpus]))
+        ),
     message:
         "fetch the text {wildcards.corpus}"
     shell:

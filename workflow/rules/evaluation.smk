@@ -15,7 +15,9 @@ rule perplexity:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=perplexity_memory,
+        mem_mb=memory("perplexity", perplexity_job, least=3000),
+        gpus=gpus("perplexity", perplexity_job),
+        runtime=runtime("perplexity", perplexity_job),
     params:
         job=lambda wildcards: perplexity_job(wildcards).model_dump_json(),
         weights=lambda wildcards, input: (
@@ -50,11 +52,11 @@ rule downstream:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=3000,
+        mem_mb=memory("downstream", downstream_job, least=3000),
+        gpus=gpus("downstream", downstream_job),
+        runtime=runtime("downstream", downstream_job),
     params:
-        job=lambda wildcards: jobs.downstream_job(
-            experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
-        ).model_dump_json(),
+        job=lambda wildcards: downstream_job(wildcards).model_dump_json(),
         weights=lambda wildcards, input: (
             f"--weights {input.weights}" if input.weights else ""
         ),
@@ -82,11 +84,11 @@ rule generation:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=3000,
+        mem_mb=memory("generation", generation_job, least=3000),
+        gpus=gpus("generation", generation_job),
+        runtime=runtime("generation", generation_job),
     params:
-        job=lambda wildcards: jobs.generation_job(
-            experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
-        ).model_dump_json(),
+        job=lambda wildcards: generation_job(wildcards).model_dump_json(),
         weights=lambda wildcards, input: (
             f"--weights {input.weights}" if input.weights else ""
         ),
@@ -118,11 +120,11 @@ rule long_inputs:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=4000,
+        mem_mb=memory("long_inputs", long_inputs_job, least=4000),
+        gpus=gpus("long_inputs", long_inputs_job),
+        runtime=runtime("long_inputs", long_inputs_job),
     params:
-        job=lambda wildcards: jobs.long_inputs_job(
-            experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
-        ).model_dump_json(),
+        job=lambda wildcards: long_inputs_job(wildcards).model_dump_json(),
         weights=lambda wildcards, input: (
             f"--weights {input.weights}" if input.weights else ""
         ),
@@ -150,11 +152,11 @@ rule recall_tests:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=4000,
+        mem_mb=memory("recall", recall_job, least=4000),
+        gpus=gpus("recall", recall_job),
+        runtime=runtime("recall", recall_job),
     params:
-        job=lambda wildcards: jobs.recall_job(
-            experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
-        ).model_dump_json(),
+        job=lambda wildcards: recall_job(wildcards).model_dump_json(),
         weights=lambda wildcards, input: (
             f"--weights {input.weights}" if input.weights else ""
         ),

@@ -15,11 +15,11 @@ rule gate_values:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=perplexity_memory,
+        mem_mb=memory("gates", gate_values_job, least=3000),
+        gpus=gpus("gates", gate_values_job),
+        runtime=runtime("gates", gate_values_job),
     params:
-        job=lambda wildcards: jobs.gate_values_job(
-            experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
-        ).model_dump_json(),
+        job=lambda wildcards: gate_values_job(wildcards).model_dump_json(),
         weights=lambda wildcards, input: (
             f"--weights {input.weights}" if input.weights else ""
         ),

@@ -31,6 +31,9 @@ if GROUPS:
     GROUPS_JOB = jobs.groups_job(experiment)
     GROUPS_RESULT = f"<results>/groups/{GROUPS_JOB.model}/{GROUPS_JOB.corpus}/{GROUPS_JOB.method}/seed{GROUPS_JOB.seed}.json"
 
+    def the_groups_job(wildcards):
+        return GROUPS_JOB
+
     rule groups_analysis:
         input:
             code=code("focus.groups"),
@@ -48,7 +51,9 @@ if GROUPS:
             ENVIRONMENT
         threads: 1
         resources:
-            mem_mb=3000,
+            mem_mb=memory("groups", the_groups_job, least=3000),
+            gpus=gpus("groups", the_groups_job),
+            runtime=runtime("groups", the_groups_job),
         params:
             job=lambda wildcards: GROUPS_JOB.model_dump_json(),
         message:

@@ -46,11 +46,11 @@ if LEAK:
             ENVIRONMENT
         threads: 1
         resources:
-            mem_mb=3500,
+            mem_mb=memory("leak", leak_job, least=3500),
+            gpus=gpus("leak", leak_job),
+            runtime=runtime("leak", leak_job),
         params:
-            job=lambda wildcards: jobs.leak_job(
-                experiment, **(dict(wildcards) | {"seed": int(wildcards.seed)})
-            ).model_dump_json(),
+            job=lambda wildcards: leak_job(wildcards).model_dump_json(),
         message:
             "whether the groups of {wildcards.model}, {wildcards.method} see the future ({wildcards.corpus}, seed {wildcards.seed})"
         shell:
@@ -103,6 +103,7 @@ if BITS:
         threads: 1
         resources:
             mem_mb=2000,
+            runtime=hours(1),
         params:
             job=lambda wildcards: jobs.bits_job(
                 experiment,

@@ -51,11 +51,11 @@ rule pretrain:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=4000,
+        mem_mb=memory("pretraining", pretrain_job, least=4000),
+        gpus=gpus("pretraining", pretrain_job),
+        runtime=runtime("pretraining", pretrain_job),
     params:
-        job=lambda wildcards: jobs.pretrain_job(
-            experiment, wildcards.model
-        ).model_dump_json(),
+        job=lambda wildcards: pretrain_job(wildcards).model_dump_json(),
         checkpoints=lambda wildcards: in_results(
             "checkpoints/models/{model}", wildcards
         ),

@@ -24,6 +24,7 @@ rule bench_attention:
     threads: workflow.resource_settings.cores or 1
     resources:
         mem_mb=6000,
+        runtime=hours(12),
     params:
         job=lambda wildcards: experiment.speed.attention.model_dump_json(),
     message:
@@ -46,6 +47,7 @@ rule bench_methods:
     threads: workflow.resource_settings.cores or 1
     resources:
         mem_mb=6000,
+        runtime=hours(12),
     params:
         job=lambda wildcards: jobs.methods_job(experiment).model_dump_json(),
     message:

@@ -29,15 +29,11 @@ rule train:
         ENVIRONMENT
     threads: 1
     resources:
-        mem_mb=5000,
+        mem_mb=memory("training", train_job, least=5000),
+        gpus=gpus("training", train_job),
+        runtime=runtime("training", train_job),
     params:
-        job=lambda wildcards: jobs.train_job(
-            experiment,
-            wildcards.model,
-            wildcards.corpus,
-            wildcards.method,
-            int(wildcards.seed),
-        ).model_dump_json(),
+        job=lambda wildcards: train_job(wildcards).model_dump_json(),
         checkpoints=lambda wildcards: in_results(
             "checkpoints/training/{model}/{corpus}/{method}/seed{seed}", wildcards
         ),

@@ -1,4 +1,4 @@
-"""The published shapes of the models that the paper names, and how many parameters a shape has.
+"""The published shapes of the models that the paper names and of those we add, and how many parameters a shape has.
 
 From the config.json of each model's repository; a test counts the same with transformers' own classes.
 """
@@ -11,9 +11,12 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Shape:
-    """A decoder: `kind` says which matrices, biases and norms a layer has; `feedforward` is its inner width."""
+    """A decoder: `kind` says which matrices, biases and norms a layer has; `feedforward` is its inner width.
 
-    kind: Literal["gpt2", "llama", "qwen2", "olmo2"]
+    `head_size` is 0 where it is the width over the heads; `tied`: the embeddings serve as the last matrix too.
+    """
+
+    kind: Literal["gpt2", "llama", "qwen2", "olmo2", "gemma2"]
     vocabulary: int
     width: int
     layers: int
@@ -22,30 +25,43 @@ class Shape:
     feedforward: int
     positions: int = 0
     softcap: bool = False
+    head_size: int = 0
+    tied: bool = False
+
+    @property
+    def query_width(self) -> int:
+        """Width of all queries, and of what attention gives."""
+        return self.heads * (self.head_size or self.width // self.heads)
 
     @property
     def key_width(self) -> int:
         """Width of all keys, and of all values."""
-        return self.width // self.heads * self.key_heads
+        return self.query_width // self.heads * self.key_heads
 
     @property
     def parameters(self) -> int:
         """All weights: embeddings (those of GPT-2 serve as the last matrix too), layers and the last norm."""
         if self.kind == "gpt2":
             return (self.vocabulary + self.positions) * self.width + self.layers * self._gpt2_layer + 2 * self.width
-        return 2 * self.vocabulary * self.width + self.layers * self._llama_layer + self.width
+        embeddings = (2 - self.tied) * self.vocabulary * self.width
+        return embeddings + self.layers * self._llama_layer + self.width
+
+    @property
+    def layer_matrices(self) -> int:
+        """The weights of one layer that every token is multiplied with."""
+        attention = 2 * self.width * (self.query_width + self.key_width)
+        return attention + (2 if self.kind == "gpt2" else 3) * self.width * self.feedforward
 
     @property
     def _gpt2_layer(self) -> int:
-        matrices = 4 * self.width**2 + 2 * self.width * self.feedforward
-        return matrices + 9 * self.width + self.feedforward
+        return self.layer_matrices + 9 * self.width + self.feedforward
 
     @property
     def _llama_layer(self) -> int:
-        matrices = 2 * self.width * (self.width + self.key_width) + 3 * self.width * self.feedforward
-        biases = self.width + 2 * self.key_width if self.kind == "qwen2" else 0
-        query_and_key_norms = self.width + self.key_width if self.kind == "olmo2" else 0
-        return matrices + biases + query_and_key_norms + 2 * self.width
+        biases = self.query_width + 2 * self.key_width if self.kind == "qwen2" else 0
+        query_and_key_norms = self.query_width + self.key_width if self.kind == "olmo2" else 0
+        norms = (4 if self.kind == "gemma2" else 2) * self.width
+        return self.layer_matrices + biases + query_and_key_norms + norms
 
 
 SHAPES = {
@@ -58,3 +74,18 @@ SHAPES = {
     "llama2-13b": Shape("llama", 32000, 5120, 40, 40, 40, 13824),
     "llama2-70b": Shape("llama", 32000, 8192, 80, 64, 8, 28672),
 }
+"""The models that the paper names."""
+
+OTHERS = {
+    "mistral-7b-instruct": SHAPES["mistral-7b"],
+    "gemma2-9b": Shape("gemma2", 256000, 3584, 42, 16, 8, 14336, softcap=True, head_size=256, tied=True),
+    "smollm2-135m-instruct": Shape("llama", 49152, 576, 30, 9, 3, 1536, tied=True),
+}
+"""Further models of the registry whose weights are published."""
+
+
+def gpt2_shape(plan: dict) -> Shape:
+    """The shape that the settings `Pretraining` describe; all of these models have GPT-2's vocabulary."""
+    width, heads = plan["width"], plan["heads"]
+    vocabulary = SHAPES["gpt2-124m"].vocabulary
+    return Shape("gpt2", vocabulary, width, plan["layers"], heads, heads, 4 * width, positions=plan["context"])
