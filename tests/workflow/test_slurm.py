@@ -72,10 +72,7 @@ def cluster(slurm, tmp_path_factory):
 @pytest.fixture
 def small(slurm, tmp_path):
     """A checkout for a Snakefile of a test's own."""
-    checkout = Checkout(tmp_path, stub=False, options=PROFILE)
-    for path in ("Snakefile", "profiles/default/config.yaml"):
-        (checkout.folder / path).unlink()
-    return checkout
+    return Checkout(tmp_path, stub=False, options=PROFILE)
 
 
 def jobs(slurm: Path) -> list[dict[str, str]]:
