@@ -24,6 +24,28 @@ include: "workflow/rules/leak.smk"
 include: "workflow/rules/paper.smk"
 
 
+# On a cluster these stay where Snakemake runs: downloads, for which compute nodes have no network, and what is made in
+# seconds from result files.
+localrules:
+    fetch_model,
+    fetch_corpus,
+    fetch_benchmark,
+    fetch_tagger,
+    table,
+    speed_table,
+    groups_table,
+    leak_table,
+    bits_table,
+    figure,
+    speed_figure,
+    groups_figure,
+    groups_page,
+    bits_figure,
+    claims,
+    report_page,
+    reference,
+
+
 rule all:
     default_target: True
     input:

@@ -25,8 +25,11 @@ def locked() -> dict[str, Version]:
     return {canonicalize_name(pin.name): Version(str(pin.specifier)[2:]) for pin in pins}
 
 
+EXTRAS = PROJECT["optional-dependencies"]
+
+
 @pytest.mark.parametrize(
-    "wanted", [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["develop"]], ids=lambda each: each
+    "wanted", [*PROJECT["dependencies"], *EXTRAS["cluster"], *EXTRAS["develop"]], ids=lambda each: each
 )
 def test_the_lock_holds_what_the_package_asks_for(wanted):
     requirement = Requirement(wanted)

@@ -48,10 +48,14 @@ def rows_of(experiment, exhibit) -> set[tuple]:
 
 
 class Checkout:
-    """A working copy; `stub` puts a `focus` command that only writes its outputs before the real one."""
+    """A working copy; `stub` puts a `focus` command that only writes its outputs before the real one.
 
-    def __init__(self, folder: Path, stub: bool):
+    `options` are Snakemake's in every run.
+    """
+
+    def __init__(self, folder: Path, stub: bool, options: tuple[str, ...] = ("--cores", "2")):
         self.folder = folder
+        self.options = options
         for part in PARTS:
             source = ROOT / part
             if source.is_dir():
@@ -63,9 +67,9 @@ class Checkout:
         self.environment = os.environ | {"PATH": path, "PYTHONPATH": str(folder / "src")}
 
     def start(self, *arguments: str, **options) -> subprocess.Popen:
-        """Start Snakemake on all tests' cores; both streams in one pipe."""
+        """Start Snakemake, by default on all tests' cores; both streams in one pipe."""
         return subprocess.Popen(
-            [sys.executable, "-m", "snakemake", "--cores", "2", *arguments],
+            [sys.executable, "-m", "snakemake", *self.options, *arguments],
             cwd=self.folder,
             env=self.environment,
             stdout=subprocess.PIPE,
@@ -74,10 +78,10 @@ class Checkout:
             **options,
         )
 
-    def run(self, *arguments: str, code: int = 0) -> str:
+    def run(self, *arguments: str, code: int = 0, timeout: float = 800) -> str:
         """Run Snakemake to its end; return what it printed."""
         process = self.start(*arguments)
-        output, _ = process.communicate(timeout=800)
+        output, _ = process.communicate(timeout=timeout)
         assert process.returncode == code, output
         return output
 
