@@ -9,6 +9,7 @@ from pathlib import Path
 
 import rattler
 import yaml
+from rattler.exceptions import SolverError
 
 ROOT = Path(__file__).parent
 COMMANDS = ("--version", "info", "config", "create", "clean", "list")
@@ -42,7 +43,7 @@ async def create(environment: dict, prefix: Path) -> None:
     channels = [rattler.Channel((folder / name).as_uri()) for name in environment["channels"]]
     try:
         records = await rattler.solve(channels, environment["dependencies"])
-    except rattler.exceptions.SolverError as error:
+    except SolverError as error:
         raise SystemExit(f"conda: cannot solve: {error}") from None
     await rattler.install(records, prefix, cache_dir=folder / "cache", show_progress=False)
 
