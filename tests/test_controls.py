@@ -1,6 +1,7 @@
 """The controls beside learned groups: a scale for far pairs, groups that nothing learns, groups from k-means."""
 
 import pytest
+import replacement
 import torch
 from paper_results import experiment
 from tiny import WINDOW, make_world, row_settings, tiny_model, train_job
@@ -76,53 +77,30 @@ def attached(settings, model="gpt2", seed=0):
     return network
 
 
-@torch.no_grad()
 def logits(model, tokens=TOKENS, **arguments):
-    return model(tokens, use_cache=False, **arguments).logits
+    return replacement.logits(model, tokens, **arguments)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", CONTROLS)
 def test_later_tokens_change_nothing_earlier(name, model):
     model = attached(CONTROLS[name], model)
-    expected = logits(model)
-    for changed_from in (9, 30, 44):
-        changed = TOKENS.clone()
-        changed[0, changed_from:] += 100
-        got = logits(model, changed)
-        torch.testing.assert_close(got[:, :changed_from], expected[:, :changed_from], atol=1e-5, rtol=0)
-        assert not torch.allclose(got[:, changed_from], expected[:, changed_from])
+    replacement.check_later_tokens_change_nothing_earlier(model, TOKENS, lambda tokens: tokens + 100, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("name", CONTROLS)
-@torch.no_grad()
 def test_a_cache_scores_what_the_whole_text_scores(name, model):
     settings = CONTROLS[name]
     model = attached(settings, model)
     assert METHODS[settings.kind].decodes(settings)
-    padded = torch.cat([torch.zeros(1, 4, dtype=torch.long), TOKENS], dim=1)
-    mask = torch.ones_like(padded)
-    mask[:, :4] = 0
-    generated = model.generate(padded, attention_mask=mask, max_new_tokens=9, do_sample=False, output_logits=True,
-                               return_dict_in_generate=True)  # fmt: skip
-    assert generated.sequences.shape[1] == 58
-    whole = logits(model, generated.sequences[:, 4:])
-    for step, scored in enumerate(generated.logits):
-        torch.testing.assert_close(scored[0], whole[0, 44 + step], atol=1e-4, rtol=1e-4)
+    replacement.check_a_cache_scores_what_the_whole_text_scores(model, TOKENS, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("name", CONTROLS)
 def test_padding_on_either_side_changes_nothing(name):
     model = attached(CONTROLS[name], "llama")
-    alone = logits(model, TOKENS[:, :30])
-    for place in (slice(5, 35), slice(0, 30)):
-        padded, mask = torch.zeros(2, 35, dtype=torch.long), torch.zeros(2, 35, dtype=torch.long)
-        padded[0, place], mask[0, place] = TOKENS[0, :30], 1
-        padded[1], mask[1] = 3, 1
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        got = logits(model, padded, attention_mask=mask, position_ids=positions)[:1, place]
-        torch.testing.assert_close(got, alone, atol=1e-4, rtol=1e-4)
+    replacement.check_padding_on_either_side_changes_nothing(model, TOKENS, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -357,13 +335,11 @@ def test_what_is_saved_comes_back_whatever_the_seed(tmp_path):
             with torch.no_grad():
                 for parameter in method.parameters(model, settings.training.phases[0].trains):
                     parameter.add_(0.01)
-        method.save(model, settings, folder)
         base = tiny_model()
         base.load_state_dict(
             {key: value for key, value in model.state_dict().items() if "focus" not in key and "structural" not in key}
         )
-        restored = method.restore(base, settings, folder, window=WINDOW)
-        assert torch.equal(logits(restored), logits(model))
+        replacement.check_what_is_saved_comes_back(method, model, settings, folder, base, TOKENS, window=WINDOW)
 
 
 @pytest.mark.parametrize("name", ["far", "fixed"])

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import replacement
 import structural_oracle
 import torch
 from safetensors.torch import load_file
@@ -205,9 +206,8 @@ def attached(kind, model="gpt2", seed=0, **changes):
     return METHODS[kind].attach(MODELS[model](), settings_of(kind, **changes), window=WINDOW, seed=seed)
 
 
-@torch.no_grad()
 def logits(model, tokens=TOKENS, **arguments):
-    return model(tokens, use_cache=False, **arguments).logits
+    return replacement.logits(model, tokens, **arguments)
 
 
 @pytest.mark.parametrize("way", ["short", "long"])
@@ -217,44 +217,23 @@ def test_later_tokens_change_nothing_earlier(kind, model, way, monkeypatch):
     if way == "long":
         use_the_long_way(monkeypatch)
     base, model = MODELS[model](), attached(kind, model)
-    expected = logits(model)
-    assert not torch.allclose(expected, logits(base), atol=1e-4)
-    for changed_from in (9, 30, 44):
-        changed = TOKENS.clone()
-        changed[0, changed_from:] = (changed[0, changed_from:] + 100) % 250
-        got = logits(model, changed)
-        torch.testing.assert_close(got[:, :changed_from], expected[:, :changed_from], atol=1e-6, rtol=0)
-        assert not torch.allclose(got[:, changed_from], expected[:, changed_from])
+    assert not torch.allclose(logits(model), logits(base), atol=1e-4)
+    replacement.check_later_tokens_change_nothing_earlier(
+        model, TOKENS, lambda tokens: (tokens + 100) % 250, tolerance=1e-6
+    )
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("kind", KINDS)
-@torch.no_grad()
 def test_a_cache_scores_what_the_whole_text_scores(kind, model):
     model = attached(kind, model)
     assert METHODS[kind].decodes(settings_of(kind))
-    padded = torch.cat([torch.zeros(1, 4, dtype=torch.long), TOKENS], dim=1)
-    mask = torch.ones_like(padded)
-    mask[:, :4] = 0
-    generated = model.generate(padded, attention_mask=mask, max_new_tokens=9, do_sample=False, output_logits=True,
-                               return_dict_in_generate=True)  # fmt: skip
-    assert generated.sequences.shape[1] == 58
-    whole = logits(model, generated.sequences[:, 4:])
-    for step, scored in enumerate(generated.logits):
-        torch.testing.assert_close(scored[0], whole[0, 44 + step], atol=1e-5, rtol=1e-5)
+    replacement.check_a_cache_scores_what_the_whole_text_scores(model, TOKENS, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_padding_on_either_side_changes_nothing(kind):
-    model = attached(kind, "llama")
-    alone = logits(model, TOKENS[:, :30])
-    for place in (slice(5, 35), slice(0, 30)):
-        padded, mask = torch.zeros(2, 35, dtype=torch.long), torch.zeros(2, 35, dtype=torch.long)
-        padded[0, place], mask[0, place] = TOKENS[0, :30], 1
-        padded[1], mask[1] = 3, 1
-        positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
-        got = logits(model, padded, attention_mask=mask, position_ids=positions)[:1, place]
-        torch.testing.assert_close(got, alone, atol=1e-5, rtol=1e-5)
+    replacement.check_padding_on_either_side_changes_nothing(attached(kind, "llama"), TOKENS, tolerance=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -286,9 +265,9 @@ def test_training_moves_the_weights_and_what_is_saved_comes_back(kind, tmp_path)
         losses.append(loss.item())
     assert losses[-1] < losses[0] - 0.1
     model.eval()
-    method.save(model, settings, tmp_path)
-    restored = method.restore(tiny_model(seed=3), settings, tmp_path, window=WINDOW).eval()
-    assert torch.equal(logits(restored), logits(model))
+    replacement.check_what_is_saved_comes_back(
+        method, model, settings, tmp_path, tiny_model(seed=3), TOKENS, window=WINDOW
+    )
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ exits with 2.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import sys
 from pathlib import Path
@@ -15,18 +14,18 @@ from typing import Annotated
 
 import typer
 
-from focus import leak_cli
+from focus import fetch_cli, groups_cli, leak_cli
 from focus.errors import UserError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
-fetch = typer.Typer(no_args_is_help=True)
 config = typer.Typer(no_args_is_help=True)
-app.add_typer(fetch, name="fetch", help="Fetch a registry entry into the cache and write its manifest.")
+app.add_typer(fetch_cli.fetch, name="fetch", help="Fetch a registry entry into the cache and write its manifest.")
 bench = typer.Typer(no_args_is_help=True)
 app.add_typer(bench, name="bench", help="Time attention; write the tables and the figure of such a result.")
-groups = typer.Typer(no_args_is_help=True)
 app.add_typer(
-    groups, name="groups", help="Look into the groups of a row; write the table, figure and page of a result."
+    groups_cli.groups,
+    name="groups",
+    help="Look into the groups of a row; write the table, figure and page of a result.",
 )
 app.add_typer(leak_cli.leak, name="leak", help="Measure whether trained groups see the future; write the table.")
 app.add_typer(leak_cli.bits, name="bits", help="Learn random bits; write the table and the figure of such results.")
@@ -43,7 +42,6 @@ Log = Annotated[Path, typer.Option(help="the JSONL log, one line a step")]
 Checkpoints = Annotated[Path, typer.Option(help="the folder a killed run resumes from")]
 Output = Annotated[Path, typer.Option(help="the file to write")]
 Timed = Annotated[Path, typer.Option(help="the result of focus bench attention")]
-Analysed = Annotated[Path, typer.Option(help="the result of focus groups analyse")]
 Prefix = Annotated[Path, typer.Option(help="the files to write, without their suffixes")]
 
 
@@ -64,38 +62,6 @@ def main() -> None:
 def _fail(line: str) -> None:
     print(f"focus: error: {line}", file=sys.stderr)
     sys.exit(2)
-
-
-@fetch.command("model")
-def fetch_model(name: str, output: Output) -> None:
-    """A pretrained model."""
-    from focus import models
-
-    _write_manifest(output, models.fetch_model(name))
-
-
-@fetch.command("corpus")
-def fetch_corpus(name: str, output: Output) -> None:
-    """A text, cut into documents."""
-    from focus import corpora
-
-    _write_manifest(output, corpora.fetch_corpus(name))
-
-
-@fetch.command("benchmark")
-def fetch_benchmark(name: str, output: Output) -> None:
-    """The items of a downstream task."""
-    from focus import benchmarks
-
-    _write_manifest(output, benchmarks.fetch_benchmark(name))
-
-
-@fetch.command("tagger")
-def fetch_tagger(name: str, output: Output) -> None:
-    """A part-of-speech tagger."""
-    from focus import taggers
-
-    _write_manifest(output, taggers.fetch_tagger(name))
 
 
 @app.command()
@@ -392,47 +358,6 @@ def bench_figure(result: Timed, output: Prefix) -> None:
     speed_figure.write(result, output)
 
 
-@groups.command("analyse")
-def groups_analyse(
-    job: Job,
-    model: Model,
-    corpus: Corpus,
-    tagger: Annotated[Path, typer.Option(help="the tagger's manifest")],
-    output: Output,
-    weights: Trained = None,
-) -> None:
-    """Find what a row's groups hold on held-out documents."""
-    from focus import groups as analysis
-    from focus.jobs import GroupsJob
-
-    manifests = {"model": model, "corpus": corpus, "tagger": tagger}
-    analysis.run(_settings(GroupsJob, job), **manifests, weights=weights, output=output)
-
-
-@groups.command("table")
-def groups_table(result: Analysed, output: Prefix) -> None:
-    """Write the table as CSV, Markdown, HTML and LaTeX."""
-    from focus.paper import groups as exhibit
-
-    exhibit.write(result, output)
-
-
-@groups.command("figure")
-def groups_figure(result: Analysed, output: Prefix) -> None:
-    """Write shares and purity over the layers as PDF and PNG."""
-    from focus.paper import groups_figure as exhibit
-
-    exhibit.write(result, output)
-
-
-@groups.command("page")
-def groups_page(result: Analysed, output: Output) -> None:
-    """Write a passage coloured by group as one HTML file."""
-    from focus.paper import groups_page as exhibit
-
-    exhibit.write(result, output)
-
-
 @config.command()
 def check(files: list[Path]) -> None:
     """Check FILES, one laid over the other and all over config/config.yaml, as a run with --configfile does."""
@@ -465,9 +390,3 @@ def _settings(model, text: str, option: str = "--job"):
     from focus.wording import parse
 
     return parse(model, text, option)
-
-
-def _write_manifest(path: Path, manifest: dict) -> None:
-    from focus.provenance import write_atomically
-
-    write_atomically(path, json.dumps(manifest, indent=2, sort_keys=True) + "\n")

@@ -10,14 +10,14 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from focus.evaluation_config import Downstream, Evaluation, Generation, Perplexity, Task  # noqa: F401 (read from here too)
+from focus.groups_config import GroupsSettings
 from focus.hardware import CORE, GPU, Hardware
 from focus.leak_config import BitsSettings, LeakRow, LeakSettings
-from focus.long_config import LongInputs, Recall
 from focus.method_config import OWN_STATE, Attention, Method
 from focus.strict import Count, Distinct, Name, NonNegative, Positive, Precision, Strict
 from focus.wording import among, instead
 
-Task = Literal["hellaswag", "arc_easy", "piqa", "lambada", "truthfulqa_mc1"]
 Column = Literal[
     "perplexity",
     "ratio",
@@ -108,51 +108,6 @@ class Row(Strict):
         """The row's part of a result path: full, soft, hard-k1, hard-k1-t2048, ..."""
         attention = variant_of(self.attention, self.top_k)
         return f"{attention}-t{self.context}" if self.context else attention
-
-
-class Perplexity(Strict):
-    """Held-out perplexity: windows spread evenly over the held-out documents, each read without earlier context."""
-
-    windows: Count = Field(description="windows in all")
-    stride: Count | None = Field(
-        None, description="tokens between windows' scored parts; null means the context, the most"
-    )
-    batch_size: Count = Field(1, description="windows a forward pass takes")
-    precision: Precision = Field("float32", description="of the model's products; see the scale's precision")
-
-
-class Downstream(Strict):
-    """Multiple choice and last-word tasks through lm-eval."""
-
-    tasks: dict[Task, Count] = Field(description="items per task, from the start of a seeded shuffle")
-    batch_size: Count = Field(8, description="requests a forward pass takes")
-    precision: Precision = Field("auto", description="of the model's products; see the scale's precision")
-
-
-class Generation(Strict):
-    """Answers that a row writes itself, greedily, token by token."""
-
-    task: Literal["gsm8k"] = Field("gsm8k", description="8 worked examples, then a question")
-    items: Count = Field(8, description="questions, from the start of a seeded shuffle")
-    context: Count = Field(2048, description="tokens of prompt and answer; at most what the model knows")
-    max_new_tokens: Count = Field(256, description="longest answer in tokens")
-    precision: Precision = Field("float32", description="of the model's products; see the scale's precision")
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Generation:
-        if self.max_new_tokens >= self.context:
-            raise ValueError(f"max_new_tokens must be below context ({self.context}), got {self.max_new_tokens}")
-        return self
-
-
-class Evaluation(Strict):
-    """How rows are evaluated."""
-
-    perplexity: Perplexity = Field(description="held-out perplexity")
-    downstream: Downstream = Field(description="the tasks")
-    generation: Generation = Field(Generation(), description="answers written by the rows themselves")
-    long_inputs: LongInputs = Field(LongInputs(), description="the tasks with each item behind other tokens")
-    recall: Recall = Field(Recall(), description="hidden numbers and passages that come twice")
 
 
 class Exhibit(Strict):
@@ -259,21 +214,6 @@ class AttentionBenchmark(Strict):
     model_steps: Count = Field(24, description="single tokens of the model timed at each length")
     one_group_up_to: NonNegative = Field(16384, description="longest length at which our tiling alone is timed too")
     seed: NonNegative = Field(0, description="of inputs and groups")
-
-
-class GroupsSettings(Strict):
-    """What the groups of one method hold: categories of words, layer by layer (the paper's section 5)."""
-
-    model: Name = Field(description="a key of model_settings")
-    corpus: Name = Field(description="the corpus it is trained on, whose held-out windows are read")
-    method: Name = Field(description="a key of methods, of kind focus; its first seed is looked at")
-    attention: Literal["soft", "hard"] = Field(
-        "hard", description="under which tokens are assigned; hard with the adapter's top_k"
-    )
-    windows: Count = Field(16, description="windows in all")
-    shuffles: Count = Field(1000, description="draws of each baseline")
-    passage_tokens: Count = Field(300, description="tokens of the first window shown with their groups")
-    pairs: Count = Field(20, description="far pairs listed for each layer, the strongest of the first window")
 
 
 class Speed(AttentionBenchmark):

@@ -21,18 +21,15 @@ from transformers import PreTrainedModel
 from focus.adapter import watching
 from focus.attention.reference import causal_pairs, near_pairs, sink_keys
 from focus.cache import cache_root
-from focus.checkpoint import writing
 from focus.corpora import documents
 from focus.data import Window, evaluation_windows, tokenise
 from focus.errors import UserError
-from focus.evaluation.rows import load_row
+from focus.evaluation.rows import load_row, write_row
 from focus.gates import gate_terms
 from focus.jobs import PerplexityJob
 from focus.method_config import Gate
-from focus.models import revision_of
 from focus.precision import product_dtype, products_in
 from focus.progress import Progress
-from focus.provenance import write_result
 
 BINS = 10_000
 HISTOGRAM = 50
@@ -70,19 +67,17 @@ def run(job: PerplexityJob, *, model: Path, corpus: Path, weights: Path | None, 
         "window": adapter.window,
         "sinks": adapter.sinks,
     }
-    with writing(output):
-        write_result(
-            output,
-            experiment="gates",
-            settings=job.model_dump(mode="json"),
-            metrics=metrics,
-            started=started,
-            modules=["focus.gate_values"],
-            revisions={"model": revision_of(model), "corpus": revision_of(corpus)},
-            backend=row.method.backend(row.model),
-            dtype=str(dtype).removeprefix("torch."),
-            device=row.model.device.type,
-        )
+    write_row(
+        output,
+        row,
+        job,
+        metrics,
+        experiment="gates",
+        module="focus.gate_values",
+        manifests={"model": model, "corpus": corpus},
+        dtype=dtype,
+        started=started,
+    )
 
 
 @torch.no_grad()

@@ -21,15 +21,12 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from focus.benchmarks import items
-from focus.checkpoint import writing
 from focus.errors import UserError
 from focus.evaluation.reading import likelihood
-from focus.evaluation.rows import load_row
+from focus.evaluation.rows import load_row, write_row
 from focus.jobs import DownstreamJob
-from focus.models import revision_of
 from focus.precision import product_dtype, products_in
 from focus.progress import Progress
-from focus.provenance import write_result
 
 DEFINITIONS = {
     "hellaswag": ("hellaswag", "hellaswag"),
@@ -64,19 +61,17 @@ def run(job: DownstreamJob, *, model: Path, benchmarks: dict[str, Path], weights
         task: accuracy(language_model, task, choose_items(items(benchmarks[task]), count), job.model_settings.window)
         for task, count in job.downstream.tasks.items()
     }
-    with writing(output):
-        write_result(
-            output,
-            experiment="downstream",
-            settings=job.model_dump(mode="json"),
-            metrics={"tasks": tasks, "trained_parameters": row.trained_parameters},
-            started=started,
-            modules=["focus.evaluation.downstream"],
-            revisions={"model": revision_of(model)} | {task: revision_of(benchmarks[task]) for task in tasks},
-            backend=row.method.backend(row.model),
-            dtype=str(dtype).removeprefix("torch."),
-            device=row.model.device.type,
-        )
+    write_row(
+        output,
+        row,
+        job,
+        {"tasks": tasks, "trained_parameters": row.trained_parameters},
+        experiment="downstream",
+        module="focus.evaluation.downstream",
+        manifests={"model": model} | {task: benchmarks[task] for task in tasks},
+        dtype=dtype,
+        started=started,
+    )
 
 
 def choose_items(path: Path, count: int) -> list[dict]:

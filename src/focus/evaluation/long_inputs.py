@@ -19,20 +19,17 @@ from transformers import PreTrainedTokenizerBase
 
 from focus.benchmarks import items
 from focus.cache import cache_root
-from focus.checkpoint import writing
 from focus.corpora import documents
 from focus.data import evaluation_windows, tokenise
 from focus.errors import UserError
 from focus.evaluation.downstream import RowLM, answered, choose_items, load_task, spare_items, tally
 from focus.evaluation.reading import Reader
-from focus.evaluation.rows import EvaluatedRow, load_row
+from focus.evaluation.rows import EvaluatedRow, load_row, write_row
 from focus.jobs import LongInputsJob
 from focus.long_config import LongInputs
 from focus.methods import METHODS
-from focus.models import revision_of
 from focus.precision import product_dtype, products_in
 from focus.progress import Progress
-from focus.provenance import write_result
 
 SETTINGS = "evaluation.long_inputs"
 SEPARATOR = "\n\n"
@@ -74,20 +71,17 @@ def run(
                 language_model, task, chosen, prefixes, job.model_settings.window, name=f"{task} behind {kind}"
             )
     metrics = {"behind": measured, "text": places, "trained_parameters": row.trained_parameters}
-    with writing(output):
-        write_result(
-            output,
-            experiment="long_inputs",
-            settings=job.model_dump(mode="json"),
-            metrics=metrics,
-            started=started,
-            modules=["focus.evaluation.long_inputs"],
-            revisions={"model": revision_of(model), "corpus": revision_of(corpus)}
-            | {task: revision_of(benchmarks[task]) for task in settings.tasks},
-            backend=row.method.backend(row.model),
-            dtype=str(dtype).removeprefix("torch."),
-            device=row.model.device.type,
-        )
+    write_row(
+        output,
+        row,
+        job,
+        metrics,
+        experiment="long_inputs",
+        module="focus.evaluation.long_inputs",
+        manifests={"model": model, "corpus": corpus} | {task: benchmarks[task] for task in settings.tasks},
+        dtype=dtype,
+        started=started,
+    )
 
 
 def text_prefixes(

@@ -13,17 +13,14 @@ import torch
 from transformers import PreTrainedModel
 
 from focus.cache import cache_root
-from focus.checkpoint import writing
 from focus.corpora import documents
 from focus.data import Window, batched, evaluation_windows, tokenise
 from focus.errors import UserError
-from focus.evaluation.rows import load_row
+from focus.evaluation.rows import load_row, write_row
 from focus.jobs import PerplexityJob
 from focus.loss import token_losses
-from focus.models import revision_of
 from focus.precision import product_dtype, products_in
 from focus.progress import Progress
-from focus.provenance import write_result
 
 
 def run(job: PerplexityJob, *, model: Path, corpus: Path, weights: Path | None, output: Path) -> None:
@@ -55,19 +52,17 @@ def run(job: PerplexityJob, *, model: Path, corpus: Path, weights: Path | None, 
         "stride": settings.stride or context,
         "trained_parameters": row.trained_parameters,
     }
-    with writing(output):
-        write_result(
-            output,
-            experiment="perplexity",
-            settings=job.model_dump(mode="json"),
-            metrics=metrics,
-            started=started,
-            modules=["focus.evaluation.perplexity"],
-            revisions={"model": revision_of(model), "corpus": revision_of(corpus)},
-            backend=row.method.backend(row.model),
-            dtype=str(dtype).removeprefix("torch."),
-            device=row.model.device.type,
-        )
+    write_row(
+        output,
+        row,
+        job,
+        metrics,
+        experiment="perplexity",
+        module="focus.evaluation.perplexity",
+        manifests={"model": model, "corpus": corpus},
+        dtype=dtype,
+        started=started,
+    )
 
 
 def perplexity(

@@ -18,20 +18,17 @@ from torch.nn.functional import cross_entropy
 from transformers import PreTrainedTokenizerBase
 
 from focus.cache import cache_root
-from focus.checkpoint import writing
 from focus.corpora import documents
 from focus.data import Window, evaluation_windows, tokenise
 from focus.errors import UserError
 from focus.evaluation.long_inputs import encoded
 from focus.evaluation.reading import Reader
-from focus.evaluation.rows import load_row
+from focus.evaluation.rows import load_row, write_row
 from focus.jobs import RecallJob
 from focus.long_config import Recall
 from focus.methods import METHODS
-from focus.models import revision_of
 from focus.precision import product_dtype, products_in
 from focus.progress import Progress
-from focus.provenance import write_result
 
 SETTINGS = "evaluation.recall"
 SEED = 0
@@ -78,19 +75,17 @@ def run(job: RecallJob, *, model: Path, corpus: Path, weights: Path | None, outp
                     records += measure(reader, row.tokenizer, window, settings, draw)
                     progress.step()
                 found[test] += summaries(test, length, records)
-    with writing(output):
-        write_result(
-            output,
-            experiment="recall",
-            settings=job.model_dump(mode="json"),
-            metrics=found | {"trained_parameters": row.trained_parameters},
-            started=started,
-            modules=["focus.evaluation.recall"],
-            revisions={"model": revision_of(model), "corpus": revision_of(corpus)},
-            backend=row.method.backend(row.model),
-            dtype=str(dtype).removeprefix("torch."),
-            device=row.model.device.type,
-        )
+    write_row(
+        output,
+        row,
+        job,
+        found | {"trained_parameters": row.trained_parameters},
+        experiment="recall",
+        module="focus.evaluation.recall",
+        manifests={"model": model, "corpus": corpus},
+        dtype=dtype,
+        started=started,
+    )
 
 
 def needles(

@@ -1,16 +1,19 @@
-"""What every evaluation of a row begins with: the model, with the row's method on it and its attention chosen."""
+"""What evaluations of a row begin and end with: the model with the row's method and attention, and the result file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from focus.checkpoint import writing
 from focus.errors import UserError
 from focus.jobs import DownstreamJob, GenerationJob, GroupsJob, LongInputsJob, PerplexityJob, RecallJob
 from focus.methods import METHODS, MethodKind
-from focus.models import load_model
+from focus.models import load_model, revision_of
+from focus.provenance import write_result
 
 
 @dataclass
@@ -45,3 +48,31 @@ def load_row(
     network.requires_grad_(False)
     method.choose(network, job.attention, job.top_k)
     return EvaluatedRow(network.eval(), tokenizer, method, sum(parameter.numel() for parameter in trained))
+
+
+def write_row(
+    output: Path,
+    row: EvaluatedRow,
+    job: PerplexityJob | DownstreamJob | LongInputsJob | RecallJob,
+    metrics: dict,
+    *,
+    experiment: str,
+    module: str,
+    manifests: dict[str, Path],
+    dtype: torch.dtype,
+    started: float,
+) -> None:
+    """Write what `module` measured of a row on what `manifests` name, its products in `dtype`."""
+    with writing(output):
+        write_result(
+            output,
+            experiment=experiment,
+            settings=job.model_dump(mode="json"),
+            metrics=metrics,
+            started=started,
+            modules=[module],
+            revisions={name: revision_of(manifest) for name, manifest in manifests.items()},
+            backend=row.method.backend(row.model),
+            dtype=str(dtype).removeprefix("torch."),
+            device=row.model.device.type,
+        )
