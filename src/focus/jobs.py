@@ -132,8 +132,8 @@ class MethodsJob(Strict):
     lengths: list[Count]
     heads: Count
     head_dim: Count
-    device: TimedOn
-    dtype: TimedIn
+    device: TimedOn = "auto"
+    dtype: TimedIn = "auto"
     seconds: Positive
     seed: NonNegative
 
