@@ -412,13 +412,12 @@ def test_records_of_a_processor_say_nothing_of_a_gpu_but_for_what_needs_none(tmp
         assert plan.job(path).estimate.basis == basis
         assert (plan.job(path).estimate.seconds == 777.0) == (device == "cuda")
         assert plan.job(path).estimate.gpus == 2
-    plan = plan_of(tmp_path, experiment)
-    speed = experiment.speed.attention
-    plan.records = [make("attention", speed, forward=[{"length": 4096, "full_ms": 100.0}])]
-    assert (plan.job("speed/attention.json").estimate.basis, plan.job("speed/attention.json").estimate.gpus) == (
-        "like",
-        0,
-    )
+    plan, path = plan_of(tmp_path, experiment), "bits/sinkhorn/t16/everything/seed0.json"
+    bits = jobs.bits_job(experiment, "sinkhorn", 16, "everything", 0)
+    timed = make("attention", experiment.speed.attention, forward=[{"length": 4096, "full_ms": 100.0}])
+    plan.records = [timed, make("bits", bits)]
+    assert (plan.job(path).estimate.basis, plan.job(path).estimate.gpus) == ("like", 0)
+    assert plan.job("speed/attention.json").estimate.basis == "shape"
 
 
 def test_the_page_of_a_scale_on_gpus_names_its_hardware_and_says_what_shapes_told(tmp_path):

@@ -183,7 +183,31 @@ def test_every_job_of_the_paper_scale_is_predicted(paper):
 def test_unknown_kinds_and_models_are_not_guessed(paper):
     job = training(paper).model_dump(mode="json")
     assert prediction.predict("training", job | {"model": "gpt5"}, KNOWN, GPU, gpu=True) is None
-    assert prediction.predict("attention", {"model": {}}, KNOWN, GPU, gpu=True) is None
+    assert prediction.predict("bits", {}, KNOWN, GPU, gpu=True) is None
+    speed = default().speed.attention.model_dump(mode="json")
+    assert prediction.predict("attention", speed, KNOWN, CORE, gpu=False) is None
+    assert prediction.predict("attention", speed | {"device": "cpu"}, KNOWN, GPU, gpu=True) is None
+
+
+def test_recorded_timings_take_their_cases_and_little_more():
+    for record in cost.read(folder for folder in LAPTOP.parent.iterdir()):
+        if record.kind == "attention":
+            cases = cost.AMOUNT["attention"][0](record.settings, record)
+            assert 0.5 < prediction.BESIDE_CASES * cases / record.seconds < 2
+
+
+def test_timings_on_a_gpu_take_their_settings_seconds_or_one_call(paper):
+    """4 heads of 64: full attention at a million tokens is 2 * 256 * 2^40 operations."""
+    base = {"lengths": [1024], "groups": [4], "heads": 4, "head_dim": 64, "seconds": 5.0, "threads": [0]}
+    speed = type(paper.speed.attention)(**base)
+    least = on_gpu("attention", speed)
+    assert (least.seconds, least.gpus) == (GPU.start + 7.5, 1)
+    slow = GPU.model_copy(update={"bfloat16_tflops": 1.0, "utilisation": 1.0})
+    longest = on_gpu("attention", speed.model_copy(update={"lengths": [2**20]}), slow)
+    assert longest.seconds == pytest.approx(GPU.start + 1.5 * 1.25 * 2 * 256 * 2**40 / 1e12)
+    assert longest.device > least.device + 16 * 2**20 * 256 * 2 / 2**20
+    methods = jobs.methods_job(paper)
+    assert GPU.start < on_gpu("methods", methods).seconds < GPU.start + len(methods.rows) * methods.seconds
 
 
 def test_every_published_model_has_a_shape_and_a_size():

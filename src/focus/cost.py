@@ -333,9 +333,15 @@ def _learnt_bits(settings: dict, record: Record) -> int:
 
 
 def _timed_attention(settings: dict, record: Record) -> float:
-    """Seconds for which attention is timed: each case as long as it may be, or once where once is longer."""
     longest = max(record.metrics["forward"], key=lambda row: row["length"])
-    unit = longest["full_ms"] / 1e3 / longest["length"] ** 2
+    return timed_attention(settings, longest["full_ms"] / 1e3 / longest["length"] ** 2)
+
+
+def timed_attention(settings: dict, unit: float) -> float:
+    """Seconds for which attention is timed: each case as long as it may be, or once where once is longer.
+
+    `unit` are full attention's seconds over the squared length.
+    """
     shares = sum(1 / groups for groups in settings["groups"])
     full = len(settings["groups"])
     passes = {

@@ -344,6 +344,6 @@ def _gpu_notes(plan: Plan) -> list[str]:
         f"GPUs: what a job holds over {machine.usable:.0%} of {machine.memory:g} GiB, rounded up; layers on several of "
         "them wait for one another, so that more GPUs are not faster. Hours at least: the longest chain of jobs, each "
         f"with its GPUs; for the start and end of a job {START + machine.start:g} seconds are counted.",
-        "Core hours, no GPU: timings and random bits, which run on the processor, as recorded on one.",
+        "Core hours, no GPU: random bits, which run on the processor, as recorded on one.",
         "Disk: files of the hub and, of texts, their documents too, about; weights of methods that train everything.",
     ]

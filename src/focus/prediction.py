@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from focus.config import Experiment
-from focus.cost import ADAM, AMOUNT, BYTES, MIB, PROCESS
+from focus.cost import ADAM, AMOUNT, BYTES, MIB, PROCESS, timed_attention
 from focus.hardware import Hardware
 from focus.paper.shapes import OTHERS, SHAPES, Shape, gpt2_shape
 
@@ -64,8 +64,14 @@ PUBLISHED_BYTES = {
 """Of a weight, as a model of the hub is published."""
 MEMORY_MARGIN, TIME_MARGIN, LEAST_MINUTES = 1.2, 3, 15
 """What a job asks for over what is predicted: a test holds memory to 1.5 times, mostly 1.2, and seconds to 2."""
-WITHOUT_GPU = {"attention", "methods", "bits"}
+WITHOUT_GPU = {"bits"}
 """Kinds that run on the processor whatever the environment."""
+BESIDE_CASES = 1.5
+"""All timings over those of attention's cases alone: decoding and memory too; 1.3 and 1.4 in the committed runs."""
+METHOD_CALLS = 100
+"""Full attention's time in which a method is timed at a length: ten calls that take ten times as long."""
+TIMED_COPIES = 16
+"""Of a query, in GPU memory at once: inputs, their sorted copies, outputs and gradients."""
 WITHOUT_TEXT = {"downstream", "generation"}
 """Kinds that do not read their corpus, on which the method was trained."""
 
@@ -111,6 +117,8 @@ def predict(
     kind: str, settings: Mapping, known: Mapping[str, Shape], hardware: Hardware, *, gpu: bool
 ) -> Prediction | None:
     """What a job of this kind and these settings takes; None for a kind or a model that nothing is known of."""
+    if kind in ("attention", "methods"):
+        return _timed(kind, settings, hardware) if gpu and settings.get("device") != "cpu" else None
     if kind not in PASSES:
         return None
     shape = gpt2_shape(settings["pretraining"]) if kind == "pretraining" else known.get(settings["model"])
@@ -125,8 +133,27 @@ def predict(
     if not gpu:
         return Prediction(seconds, PROCESS + (job.weights + changing) / MIB + beside, disk)
     device = CUDA_PROCESS + (job.weights + FRAGMENTS * changing) / MIB
-    gpus = math.ceil(device / (hardware.memory * hardware.usable * 1024))
-    return Prediction(seconds, HOST + job.staged / MIB + beside, disk, device, gpus)
+    return Prediction(seconds, HOST + job.staged / MIB + beside, disk, device, _gpus(device, hardware))
+
+
+def _gpus(device: float, hardware: Hardware) -> int:
+    return math.ceil(device / (hardware.memory * hardware.usable * 1024))
+
+
+def _timed(kind: str, settings: Mapping, hardware: Hardware) -> Prediction:
+    """Timings of attention alone on a GPU: cases as long as settings say, or by the products of full attention."""
+    dtype = "float32" if settings.get("dtype") == "float32" else "bfloat16"
+    width = settings["heads"] * settings["head_dim"]
+    unit = 2.0 * width / hardware.rate(dtype)
+    if kind == "attention":
+        seconds = BESIDE_CASES * timed_attention({**settings, "threads": settings["threads"][:1]}, unit)
+    else:
+        times = (min(settings["seconds"], METHOD_CALLS * unit * length**2) for length in settings["lengths"])
+        seconds = len(settings["rows"]) * sum(times)
+    inputs = max(settings["lengths"]) * width / MIB
+    device = CUDA_PROCESS + FRAGMENTS * TIMED_COPIES * BYTES[dtype] * inputs
+    host = HOST + 3 * BYTES["float32"] * inputs
+    return Prediction(hardware.start + seconds, host, 1.0, device, _gpus(device, hardware))
 
 
 def memory_asked(found: Prediction | None, least: float, attempt: int = 1) -> int:
