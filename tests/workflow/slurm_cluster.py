@@ -1,7 +1,7 @@
-"""A SLURM of one machine for tests: munge, slurmctld and slurmd without systemd or accounting, with one GPU that is none.
+"""A SLURM of one machine for tests, without systemd or accounting, with one GPU that is none.
 
-By hand, as root: python tests/workflow/slurm_cluster.py start FOLDER, later stop FOLDER. Everything is kept in FOLDER, but
-for the link /etc/slurm/slurm.conf, without which the commands inside a job find no configuration.
+By hand, as root: python tests/workflow/slurm_cluster.py start FOLDER, later stop FOLDER. Everything is kept in FOLDER,
+but for the link /etc/slurm/slurm.conf, without which the commands inside a job find no configuration.
 """
 
 from __future__ import annotations
@@ -146,7 +146,8 @@ def _pid(folder: Path, daemon: str) -> int | None:
     """The process of a daemon of this folder while it lives."""
     with suppress(OSError, ValueError):
         pid = int((folder / f"{daemon}.pid").read_text())
-        if daemon in Path(f"/proc/{pid}/comm").read_text() and "State:\tZ" not in Path(f"/proc/{pid}/status").read_text():
+        status = Path(f"/proc/{pid}/status").read_text()
+        if f"Name:\t{daemon}\n" in status and "State:\tZ" not in status:
             return pid
     return None
 

@@ -81,6 +81,11 @@ def jobs(slurm: Path) -> list[dict[str, str]]:
     return [dict(part.split("=", 1) for part in line.split() if "=" in part) for line in lines]
 
 
+def sent(printed: str) -> list[str]:
+    """The rules of the jobs that Snakemake gave to SLURM."""
+    return sorted(re.findall(r"has been submitted with SLURM jobid \d+ \(log: .*/rule_(\w+)/", printed))
+
+
 def test_only_jobs_that_ask_for_a_gpu_get_one(small):
     (small.folder / "Snakefile").write_text(GPU)
     small.run()
@@ -103,6 +108,7 @@ def test_a_job_that_ran_out_of_time_is_tried_again_with_more(small, slurm):
 
 
 def test_a_cancelled_job_is_reported_and_the_next_run_carries_on(cluster):
+    """The fetched text before it is no SLURM job."""
     manifest = "results/smoke/models/tiny-gpt2.json"
     log = cluster.folder / "results/smoke/checkpoints/models/tiny-gpt2/log.jsonl"
     process = cluster.start(manifest, *SMOKE, *LONGER, "--retries", "0")
@@ -114,6 +120,7 @@ def test_a_cancelled_job_is_reported_and_the_next_run_carries_on(cluster):
     assert process.returncode == 1
     assert "SLURM status is: 'CANCELLED'" in printed
     assert "Error in rule pretrain" in printed
+    assert sent(printed) == ["pretrain"]
     assert not (cluster.folder / manifest).exists()
     kept = log.read_text().splitlines()[:10]
 
@@ -122,16 +129,12 @@ def test_a_cancelled_job_is_reported_and_the_next_run_carries_on(cluster):
     assert lines[:10] == kept  # with their seconds, so they were not made again
 
 
-def test_a_row_runs_through_it_and_downloads_and_tables_stay_at_home(cluster, slurm):
-    before = len(jobs(slurm))
-    row = "results/smoke/perplexity/tiny-gpt2/austen/pretrained/full/seed0.json"
-    printed = cluster.run(row, "results/smoke/tables/longcontext.md", *SMOKE, *LONGER)
-    table = (cluster.folder / "results/smoke/tables/longcontext.md").read_text()
-    assert "Focus" in table
-    sent = re.findall(r"Job (\d+) has been submitted with SLURM jobid (\d+)", printed)
-    assert len(sent) == len(jobs(slurm)) - before
-    assert not list((cluster.folder / ".snakemake/slurm_logs").glob("**/rule_table/*"))
-    assert cluster.planned(row, *SMOKE, *LONGER) == {}
+def test_rows_run_through_it_and_downloads_and_tables_stay_at_home(cluster):
+    table = "results/smoke/tables/longcontext.md"
+    printed = cluster.run(table, *SMOKE, *LONGER)
+    assert "| Focus" in (cluster.folder / table).read_text()
+    assert sent(printed) == ["perplexity", "perplexity", "train"]
+    assert cluster.planned(table, *SMOKE, *LONGER) == {}
 
 
 @pytest.mark.skipif("FOCUS_WHOLE_SLURM" not in os.environ, reason="ten minutes of every core: set FOCUS_WHOLE_SLURM=1")
