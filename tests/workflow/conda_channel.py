@@ -48,7 +48,7 @@ def build(folder: Path, environments: list[Path]) -> dict[str, str]:
     contents = {"python": _python(folder), "pip": _pip()}
     for environment in environments:
         for pin in yaml.safe_load(environment.read_text())["dependencies"]:
-            name, version = pin.replace(".*", ".0").split("=")
+            name, version = pin.split("=")
             _package(platform, name, version, contents.get(name, {}))
     asyncio.run(index_fs(folder / "conda-forge"))
     (folder / "wheels").mkdir()
