@@ -3,12 +3,15 @@
 import re
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import Version
+
+from focus.config import Experiment
 
 ROOT = Path(__file__).parents[1]
 ENVS = ROOT / "envs"
@@ -54,6 +57,20 @@ def test_conda_gives_a_pinned_python_and_pip_gives_the_lock_and_the_package(name
     assert "--requirement envs/requirements.lock" in script
     assert "--no-deps --no-build-isolation --editable ." in script
     assert ("flash" in script) == (name == "cuda")
+
+
+def test_every_environment_that_a_config_can_name_is_one_of_these():
+    assert list(get_args(Experiment.model_fields["environment"].annotation)) == CONDA
+    assert {path.name for path in ENVS.glob("*.yaml")} == {f"{name}.yaml" for name in CONDA}
+    assert {path.name for path in ENVS.glob("*.sh")} == {f"{name}.post-deploy.sh" for name in CONDA}
+
+
+def test_what_every_machine_gets_is_pinned_where_snakemake_must_obey():
+    """Of a pin file that does not install it only warns, and then solves the environment file: so there is none."""
+    assert not list(ENVS.glob("*.pin.txt"))
+    pins = [yaml.safe_load((ENVS / f"{name}.yaml").read_text())["dependencies"] for name in CONDA]
+    assert set(pins[0]) <= set(pins[1])
+    assert all(re.fullmatch(r"[a-z]+=\d+\.\d+\.\d+", pin) for pin in pins[0])
 
 
 @pytest.mark.parametrize("recipe", ["Dockerfile", "apptainer.def"])

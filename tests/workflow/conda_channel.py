@@ -48,7 +48,7 @@ def build(folder: Path, environments: list[Path]) -> dict[str, str]:
     contents = {"python": _python(folder), "pip": _pip()}
     for environment in environments:
         for pin in yaml.safe_load(environment.read_text())["dependencies"]:
-            name, version = pin.replace(".*", ".0").split("=")
+            name, version = pin.split("=")
             _package(platform, name, version, contents.get(name, {}))
     asyncio.run(index_fs(folder / "conda-forge"))
     (folder / "wheels").mkdir()
@@ -110,10 +110,10 @@ def _package(platform: Path, name: str, version: str, entries: Entries) -> None:
 
 
 def _wheel(folder: Path, distribution: Distribution) -> None:
-    """Write a wheel with the metadata and entry points of what is installed, and nothing else."""
+    """Write a wheel with the metadata (less the long description) and entry points of what is installed, no more."""
     name = f"{canonicalize_name(distribution.name).replace('-', '_')}-{distribution.version}"
     files = {
-        "METADATA": distribution.read_text("METADATA"),
+        "METADATA": distribution.read_text("METADATA").split("\n\n")[0] + "\n",
         "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
         "entry_points.txt": distribution.read_text("entry_points.txt") or "",
     }

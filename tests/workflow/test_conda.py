@@ -41,12 +41,19 @@ def conda(tmp_path_factory):
     variables = conda_channel.build(tmp_path_factory.mktemp("channels"), sorted((ROOT / "envs").glob("*.yaml")))
     before = os.pathsep.join(map(str, [Path(__file__).parent / "conda/bin", commands]))
     checkout.environment |= variables | {"PATH": f"{before}{os.pathsep}{checkout.environment['PATH']}"}
-    checkout.printed = checkout.run(MODEL, *CONDA)
+    checkout.run(MODEL, *CONDA)
     return checkout
 
 
 def environments(checkout) -> list[Path]:
     return [path.with_suffix("") for path in (checkout.folder / ".conda").glob("*.env_setup_done")]
+
+
+def listed(checkout, environment: Path) -> list[str]:
+    """The packages that conda says it holds, by their files' names."""
+    command = ["conda", "list", "--explicit", "--prefix", environment]
+    lines = subprocess.check_output(command, env=checkout.environment, text=True).splitlines()
+    return [line.rpartition("/")[2] for line in lines[1:]]
 
 
 def test_the_rules_ran_in_the_environment_without_pythonpath(conda):
@@ -65,11 +72,7 @@ def test_the_rules_ran_in_the_environment_without_pythonpath(conda):
 def test_the_environment_holds_what_its_file_and_the_lock_name_and_the_package(conda):
     (made,) = environments(conda)
     assert made.with_suffix(".yaml").read_text() == (ROOT / "envs/cpu.yaml").read_text()
-    listed = subprocess.check_output(
-        ["conda", "list", "--explicit", "--prefix", made], env=conda.environment, text=True
-    )
-    names = [line.rpartition("/")[2] for line in listed.splitlines()[1:]]
-    assert names == ["pip-24.3.1-0.tar.bz2", "python-3.11.11-0.tar.bz2"]
+    assert listed(conda, made) == ["pip-24.3.1-0.tar.bz2", "python-3.11.11-0.tar.bz2"]
     python = [made / "bin/python", "-I", "-c"]
     installed = {
         canonicalize_name(name): version
@@ -81,11 +84,6 @@ def test_the_environment_holds_what_its_file_and_the_lock_name_and_the_package(c
     assert set(installed) == {"pip", "focus-attention"}
     where = subprocess.check_output([*python, "import focus; print(focus.__file__)"], text=True)
     assert Path(where.strip()) == conda.folder / "src/focus/__init__.py"
-
-
-def test_a_second_run_makes_no_other_environment(conda):
-    conda.run(CORPUS, *CONDA, "--forcerun", "fetch_corpus")
-    assert len(environments(conda)) == 1
 
 
 def test_a_package_that_does_not_exist_is_named_before_any_job(conda):
@@ -100,3 +98,18 @@ def test_a_package_that_does_not_exist_is_named_before_any_job(conda):
     assert "no-such-package" in output
     assert "Traceback" not in output
     assert len(environments(conda)) == 1
+
+
+def test_the_config_chooses_the_other_environment_which_does_without_flash_attention(conda):
+    """The lock's own requirements were resolved in the first environment; here pip takes the lock as it is."""
+    conda.environment["PIP_NO_DEPS"] = "1"
+    before = set(environments(conda))
+    try:
+        conda.run(MODEL, *CONDA, "--config", "environment=cuda", "--conda-create-envs-only")
+    finally:
+        del conda.environment["PIP_NO_DEPS"]
+    (made,) = set(environments(conda)) - before
+    assert made.with_suffix(".yaml").read_text() == (ROOT / "envs/cuda.yaml").read_text()
+    assert "cuda-nvcc-12.6-0.tar.bz2" in listed(conda, made)
+    assert not list(made.glob("lib/python3.*/site-packages/flash_attn*"))
+    assert list(made.glob("lib/python3.*/site-packages/focus_attention-*.dist-info"))

@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> None:
             print(json.dumps({"get": {"channel_priority": "strict"}}))
         case ["create"]:
             environment = yaml.safe_load(Path(options["--file"]).read_text())
-            asyncio.run(create(environment, Path(options["--prefix"])))
+            leave(asyncio.run(create(environment, Path(options["--prefix"]))))
         case ["clean"]:
             pass  # the cache is the channel's, which the test removes
         case ["list"]:
@@ -37,15 +37,22 @@ def main(arguments: list[str]) -> None:
             raise SystemExit(f"conda: no stand-in for {' '.join(arguments)}")
 
 
-async def create(environment: dict, prefix: Path) -> None:
-    """Solve what an environment file names and install it at `prefix`; one line when nothing solves."""
+async def create(environment: dict, prefix: Path) -> str | None:
+    """Solve what an environment file names and install it at `prefix`; the reason when nothing solves."""
     folder = Path(os.environ["CONDA_CHANNELS"])
     channels = [rattler.Channel((folder / name).as_uri()) for name in environment["channels"]]
     try:
         records = await rattler.solve(channels, environment["dependencies"])
     except SolverError as error:
-        raise SystemExit(f"conda: cannot solve: {error}") from None
+        return f"conda: {error}"
     await rattler.install(records, prefix, cache_dir=folder / "cache", show_progress=False)
+    return None
+
+
+def leave(reason: str | None) -> None:
+    """End at once: threads of rattler's may still run, and would abort an interpreter that ends as usual."""
+    print(reason or "", end="", file=sys.stderr, flush=True)
+    os._exit(1 if reason else 0)
 
 
 if __name__ == "__main__":
