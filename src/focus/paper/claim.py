@@ -10,7 +10,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from focus.errors import UserError
-from focus.paper import arithmetic, printed, speed
+from focus.paper import arithmetic, gain, printed, speed
 from focus.paper.rows import TASKS
 from focus.strict import Count, Name, Strict
 from focus.wording import mistake
@@ -19,6 +19,7 @@ ROW = r"^[^/]+/[^/]+$"
 METRICS = Literal[
     *("perplexity", "accuracy", "scored_beyond_window", "pairs_kept", "far_pairs_kept", "trained_parameters"),
     *("dominance", "held_out_dominance", "stability", "collapse", "gsm8k"),
+    *gain.SHOWN_BY,
     *speed.METRICS,
     *("source", "arithmetic"),
 ]
@@ -37,7 +38,7 @@ class Source(Strict):
     key: str
     error: str | None = None
     factor: float = 1.0
-    over: Literal["mean", "min", "max"] | None = None
+    over: Literal["mean", "min", "max", "all"] | None = None
     seeds: Literal["all", "first"] = "all"
 
     @model_validator(mode="after")
@@ -115,6 +116,9 @@ class Claim(Strict):
             raise ValueError("kind value: expected one printed number, models and corpora")
         if self.margin and self.kind != "ordering":
             raise ValueError(f"margin belongs to kind ordering and only there, got kind {self.kind}")
+        joined = [source.over == "all" for source in (self.source, self.against) if isinstance(source, Source)]
+        if any(joined) and not (self.paired and all(joined)):
+            raise ValueError("over all: expected paired, and the same of source and against")
         self._check_place()
         self._check_comparison()
         return self

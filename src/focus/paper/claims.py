@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 
 from focus.config import Experiment
-from focus.paper import claim_sources, claims_page, evidence, layout, printed, speed
+from focus.paper import claim_sources, claims_page, evidence, gain, layout, printed, speed
 from focus.paper.claim import Claim, load
 from focus.paper.evidence import Evidence
 from focus.paper.verdicts import agreed
@@ -62,4 +62,6 @@ def _cases(claim: Claim, known: Evidence) -> list[dict]:
         return evidence.of_arithmetic(claim)
     if claim.metric == "source":
         return claim_sources.cases(claim, known)
+    if claim.metric in gain.SHOWN_BY:
+        return evidence.of_gains(claim, known)
     return evidence.of_attention(claim, known) if claim.metric in speed.METRICS else evidence.of_rows(claim, known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from focus.paper import layout, rows, speed
+from focus.paper import gain, layout, rows, speed
 from focus.paper.evidence import BY_TASK, Evidence, lengths
 from focus.paper.formats import either
 from focus.paper.rows import TASKS
@@ -121,8 +121,9 @@ def _measured(claim: dict, measured: list[dict]) -> str:
         text = "collapsed" if value else "no collapse"
     else:
         sign = "+" if claim["reference"] else ""
-        text = f"{value:{sign},.{DIGITS.get(metric, 1)}f}" + f" ± {error:.1f}" * (metric == "gsm8k")
+        text = f"{value:{sign},.{DIGITS.get(metric, 1)}f}" + f" ± {error:.1f}" * (metric in ("gsm8k", *gain.SHOWN_BY))
         text += claim["unit"]
+        text = f"{name}: {text}" if name else text
     return text
 
 
