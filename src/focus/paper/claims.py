@@ -32,7 +32,7 @@ def write(
     Raises UserError when a result that the scale names is missing, unless `partial`.
     """
     known = evidence.gather(experiment, results_root, partial)
-    decided = [decide(claim, known) for claim in load(claims_file)]
+    decided = with_sharing([decide(claim, known) for claim in load(claims_file)])
     lines = ",\n".join(json.dumps(claim, ensure_ascii=False) for claim in decided)
     content = f'{{"scale": {json.dumps(experiment.scale)}, "claims": [\n{lines}\n]}}'
     title, page = f"Claims at scale {experiment.scale}", claims_page.page(decided, known)
@@ -53,6 +53,32 @@ def decide(claim: Claim, known: Evidence) -> dict:
     decided = claim.model_dump() | {"printed": numbers, "verdict": verdict or "not run", "cases": cases}
     said = {"rule": claims_page.rule, "quantity": claims_page.quantity, "unit": claims_page.unit}
     return decided | {name: words(decided) for name, words in said.items()}
+
+
+def with_sharing(decided: list[dict]) -> list[dict]:
+    """The claims, each with `same_as`: the first whose verdict rests on the same numbers, itself; "" where none does.
+
+    The same numbers are those of one metric, of the same rows or places in files, on the same models, texts and tasks,
+    whatever the claim says of them.
+    """
+    first: dict[str, str] = {}
+    keys = [_numbers(claim) for claim in decided]
+    return [
+        claim | {"same_as": first.setdefault(key, claim["id"]) if key else ""}
+        for claim, key in zip(decided, keys, strict=True)
+    ]
+
+
+def _numbers(claim: dict) -> str:
+    """What tells the numbers behind a verdict from others; nothing where there are none."""
+    measured = [
+        (case["model"], case["corpus"], seed, one["name"], one["value"])
+        for case in claim["cases"]
+        for seed, found in case["seeds"].items()
+        for one in found["measured"]
+    ]
+    told = {key: claim[key] for key in ("metric", "subject", "reference", "source", "against", "percent", "paired")}
+    return json.dumps([told, measured], sort_keys=True) if measured else ""
 
 
 def _cases(claim: Claim, known: Evidence) -> list[dict]:

@@ -53,7 +53,14 @@ def _strip(sections: dict[str, list[dict]]) -> layout.Grid:
         counts = Counter(_short(claim["verdict"]) for claim in found)
         lines.append([name, str(len(found)), *(str(counts[verdict] or "-") for verdict in VERDICTS)])
     said = _counted(len(everything), Counter(_short(claim["verdict"]) for claim in everything))
-    return layout.Grid("Verdicts", ["Place", "Claims", *(_capital(verdict) for verdict in VERDICTS)], lines, [said])
+    header = ["Place", "Claims", *(_capital(verdict) for verdict in VERDICTS)]
+    return layout.Grid("Verdicts", header, lines, [said, resting(everything)])
+
+
+def resting(claims: list[dict]) -> str:
+    """On how many different measurements the verdicts of claims rest."""
+    numbers = [claim["same_as"] for claim in claims if claim.get("same_as")]
+    return f"{len(numbers)} of them have numbers, which are {len(set(numbers))} different measurements."
 
 
 def _counted(total: int, counts: Counter) -> str:

@@ -132,7 +132,10 @@ def of_gains(claim: Claim, evidence: Evidence) -> list[dict]:
 def _gain_case(claim: Claim, entries: list[Entry], entry: Entry) -> dict:
     """The verdict on one model; not run where the row, or one that it is measured on, has no results or no gain."""
     missing = next((each.reason for each in (entry, *entries) if not each.runs and each.model == entry.model), "")
-    case = empty_case(entry.model, entry.corpus, missing.removeprefix("not run: ") or "no gain or lead to measure it on")
+    reason = entry.reason if not entry.runs else "; ".join(filter(None, ["no gain or lead to measure it on", missing]))
+    case = empty_case(entry.model, entry.corpus, reason.replace("not run: ", ""))
+    if missing and claim.metric == "left_to_learning":
+        return case
     seeds, paths = {}, []
     for seed in sorted(entry.runs):
         if (found := gain.judged_by(entries, entry, seed, claim.metric)) is None:

@@ -74,6 +74,7 @@ def _view(claim: dict, sources: Sources, tables: dict[str, set[str]]) -> dict:
         "cases": cases,
         "measured": measured,
         "why_not": list(dict.fromkeys(case["reason"] for case in cases if case["reason"])) if not measured else [],
+        "same_as": claim.get("same_as", ""),
         "quantity": quantity(claim),
         "rule": claim.get("rule") or rule(claim),
         "reason": claim.get("reason", ""),
