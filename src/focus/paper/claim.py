@@ -155,6 +155,28 @@ class Claim(Strict):
             raise ValueError(f"against belongs to metric source, reference to the others, got {self.metric}")
 
 
+class Question(Strict):
+    """One place where the paper cannot be right, and the claims that settle it, by id."""
+
+    id: str
+    asks: str
+    claims: list[str] = Field(min_length=1)
+
+
+def questions(path: Path, claims: list[Claim]) -> list[Question]:
+    """The questions of a file, if it has any. Raises UserError for one that is no question, or names no claim."""
+    known = {claim.id for claim in claims}
+    content = yaml.safe_load(Path(path).read_text())
+    try:
+        found = [Question.model_validate(each) for each in content.get("questions", [])]
+    except ValidationError as error:
+        raise UserError(f"{path}: questions: {mistake(error, Question).problem}") from None
+    for question in found:
+        if unknown := [name for name in question.claims if name not in known]:
+            raise UserError(f"{path}: questions.{question.id}: expected the ids of claims, got {unknown[0]}")
+    return found
+
+
 def load(path: Path) -> list[Claim]:
     """The claims of a file. Raises UserError that names the claim and key at fault."""
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from focus.config import Experiment
 from focus.paper import claim_sources, claims_page, evidence, gain, layout, printed, speed
-from focus.paper.claim import Claim, load
+from focus.paper.claim import Claim, load, questions
 from focus.paper.evidence import Evidence
 from focus.paper.verdicts import agreed
 from focus.provenance import write_atomically
@@ -32,9 +32,11 @@ def write(
     Raises UserError when a result that the scale names is missing, unless `partial`.
     """
     known = evidence.gather(experiment, results_root, partial)
-    decided = with_sharing([decide(claim, known) for claim in load(claims_file)])
+    claims = load(claims_file)
+    decided = with_sharing([decide(claim, known) for claim in claims])
+    asked = json.dumps([each.model_dump() for each in questions(claims_file, claims)], ensure_ascii=False)
     lines = ",\n".join(json.dumps(claim, ensure_ascii=False) for claim in decided)
-    content = f'{{"scale": {json.dumps(experiment.scale)}, "claims": [\n{lines}\n]}}'
+    content = f'{{"scale": {json.dumps(experiment.scale)}, "questions": {asked}, "claims": [\n{lines}\n]}}'
     title, page = f"Claims at scale {experiment.scale}", claims_page.page(decided, known)
     write_atomically(Path(output_json), content + "\n")
     write_atomically(Path(output_markdown), layout.markdown(title, *page))

@@ -70,6 +70,7 @@ def content(
     return {
         "scale": scale,
         "claims": papers,
+        "questions": report_claims.answers(verdicts["questions"], claims),
         "controls": [claim for claim in claims if claim["origin"] != "paper"],
         "counts": report_claims.counts(papers),
         "control_counts": report_claims.counts([claim for claim in claims if claim["origin"] != "paper"]),
@@ -104,10 +105,11 @@ def _claims(root: Path) -> dict:
     """The verdicts of the run, or none yet. Raises UserError when the file is no such file."""
     path = root / "claims.json"
     if not path.exists():
-        return {"scale": "", "claims": []}
+        return {"scale": "", "claims": [], "questions": []}
     try:
         found = json.loads(path.read_text())
-        return {"scale": found["scale"], "claims": [claim for claim in found["claims"] if claim["id"]]}
+        claims = [claim for claim in found["claims"] if claim["id"]]
+        return {"scale": found["scale"], "claims": claims, "questions": found.get("questions", [])}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: expected the verdicts of focus claims, got {type(error).__name__}: {error}") from None
 
