@@ -4,6 +4,7 @@ import json
 import math
 from types import SimpleNamespace
 
+import numpy
 import pytest
 from paper_results import experiment, scored, write_answers, write_result, write_results
 
@@ -145,6 +146,37 @@ def test_lists_of_windows_or_items_are_compared_one_by_one(tmp_path, ours, refer
     absent = {"source": source, "against": against | {"key": "metrics.x"}, "paired": True}
     missing = verdict(tmp_path, ORDERING | absent)
     assert missing["cases"][0]["reason"] == "leak/gpt2-mini/austen/focus/seed0.json has no list metrics.x"
+
+
+def losses_claim(root, ours: list, reference: list, **changes) -> dict:
+    """What is said of the losses of two tasks, all of their items together."""
+    write(root, "focus", 0.0, ours=ours, reference=reference)
+    source = {"result": BOUND["source"]["result"], "key": "metrics.ours.*", "over": "all"}
+    against = source | {"key": "metrics.reference.*"}
+    return verdict(root, ORDERING | {"source": source, "against": against, "paired": True, "unit": "nats"} | changes)
+
+
+def test_losses_of_all_tasks_together_are_paired_by_item_in_nats(tmp_path):
+    claim = losses_claim(tmp_path, [[1.0, 2.5], [3.0, 1.0]], [[2.0, 3.0], [3.5, 3.0]])
+    differences = numpy.array([-1.0, -0.5, -0.5, -2.0])
+    measured = claim["cases"][0]["seeds"]["0"]["measured"]
+    assert [one["value"] for one in measured] == pytest.approx([differences.mean()])
+    assert measured[0]["error"] == pytest.approx(differences.std(ddof=1) / 2)
+    assert claim["verdict"] == "reproduced" and claim["unit"] == " nats"
+    assert losses_claim(tmp_path, [1.0, 2.5, 3.0, 1.0], [2.0, 3.0, 3.5, 3.0])["cases"][0]["seeds"]["0"] == (
+        claim["cases"][0]["seeds"]["0"]
+    )
+
+
+def test_losses_that_vary_more_than_they_differ_decide_nothing_and_one_tells_no_error(tmp_path):
+    assert losses_claim(tmp_path, [[1.0, 2.5, 0.5]], [[2.0, 1.0, 0.7]])["verdict"] == "undecided"
+    alone = losses_claim(tmp_path, [[1.0]], [[2.0]])
+    assert alone["verdict"] == "not run" and "no error" in alone["cases"][0]["reason"]
+
+
+def test_all_is_for_paired_lists_on_both_sides(tmp_path):
+    with pytest.raises(ValueError, match="over all: expected paired"):
+        losses_claim(tmp_path, [[1.0, 2.0]], [[1.0, 2.0]], paired=False)
 
 
 def test_a_reference_with_one_seed_serves_all(tmp_path):

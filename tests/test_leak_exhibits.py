@@ -83,6 +83,17 @@ def test_without_a_gain_there_is_no_share(leaking, tmp_path, gain):
     assert table[table.metric == "share"].value.isna().all()
 
 
+def test_a_model_trained_as_a_whole_has_no_share_of_the_groups(leaking, tmp_path):
+    path = leaking()
+    result = json.loads(path.read_text())
+    result["settings"]["settings"]["training"] = {"phases": [{"trains": "everything", "steps": 3}]}
+    path.write_text(json.dumps(result))
+    assert leak.share(result, "prefix").value is None
+    leak.write([path], tmp_path / "leak")
+    assert "not the groups' alone. So no share of a gain can be told." in (tmp_path / "leak.md").read_text()
+    assert any(line.startswith("| prefix |") and line.endswith("| - |") for line in lines_of(tmp_path / "leak.md"))
+
+
 def test_several_seeds_make_one_row(leaking, tmp_path):
     leak.write([leaking(), leaking((7.0, 5.0), 1)], tmp_path / "leak")
     rows = [line for line in lines_of(tmp_path / "leak.md") if line.startswith("| prefix |")]

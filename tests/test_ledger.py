@@ -7,7 +7,7 @@ from paper_results import REPOSITORY
 
 from focus import scales
 from focus.paper import claim_sources, printed, speed
-from focus.paper.claim import load
+from focus.paper.claim import load, questions
 
 CLAIMS = load(REPOSITORY / "config/claims.yaml")
 EXPERIMENT = scales.load([REPOSITORY / "config/config.yaml"])
@@ -176,3 +176,9 @@ def test_wildcards_of_every_source_are_known(tmp_path):
         for source in (claim.source, claim.against):
             if claim.metric == "source" and source:
                 assert list(claim_sources.matches(source.result, tmp_path)) == []
+
+
+def test_every_contradiction_of_the_paper_is_a_question_with_claims():
+    asked = questions(REPOSITORY / "config/claims.yaml", CLAIMS)
+    assert [question.id for question in asked] == [f"4.{number}" for number in range(1, 13)]
+    assert all(len(question.claims) == len(set(question.claims)) >= 3 for question in asked)

@@ -29,6 +29,7 @@ def page(url):
             raise
         pytest.skip(str(reason))
     with browser.opened(url) as page:
+        page.run("loaded")
         yield page
         assert page.problems == []
         assert {each for each in page.requests if not each.startswith("data:")} == {url}

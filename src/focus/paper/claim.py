@@ -10,7 +10,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from focus.errors import UserError
-from focus.paper import arithmetic, printed, speed
+from focus.paper import arithmetic, gain, printed, speed
 from focus.paper.rows import TASKS
 from focus.strict import Count, Name, Strict
 from focus.wording import mistake
@@ -19,6 +19,7 @@ ROW = r"^[^/]+/[^/]+$"
 METRICS = Literal[
     *("perplexity", "accuracy", "scored_beyond_window", "pairs_kept", "far_pairs_kept", "trained_parameters"),
     *("dominance", "held_out_dominance", "stability", "collapse", "gsm8k"),
+    *gain.SHOWN_BY,
     *speed.METRICS,
     *("source", "arithmetic"),
 ]
@@ -37,7 +38,7 @@ class Source(Strict):
     key: str
     error: str | None = None
     factor: float = 1.0
-    over: Literal["mean", "min", "max"] | None = None
+    over: Literal["mean", "min", "max", "all"] | None = None
     seeds: Literal["all", "first"] = "all"
 
     @model_validator(mode="after")
@@ -115,6 +116,9 @@ class Claim(Strict):
             raise ValueError("kind value: expected one printed number, models and corpora")
         if self.margin and self.kind != "ordering":
             raise ValueError(f"margin belongs to kind ordering and only there, got kind {self.kind}")
+        joined = [source.over == "all" for source in (self.source, self.against) if isinstance(source, Source)]
+        if any(joined) and not (self.paired and all(joined)):
+            raise ValueError("over all: expected paired, and the same of source and against")
         self._check_place()
         self._check_comparison()
         return self
@@ -149,6 +153,28 @@ class Claim(Strict):
             raise ValueError("percent and paired: expected one of them at most, and against beside it")
         if other is not None and (self.metric == "source") != (self.against is not None):
             raise ValueError(f"against belongs to metric source, reference to the others, got {self.metric}")
+
+
+class Question(Strict):
+    """One place where the paper cannot be right, and the claims that settle it, by id."""
+
+    id: str
+    asks: str
+    claims: list[str] = Field(min_length=1)
+
+
+def questions(path: Path, claims: list[Claim]) -> list[Question]:
+    """The questions of a file, if it has any. Raises UserError for one that is no question, or names no claim."""
+    known = {claim.id for claim in claims}
+    content = yaml.safe_load(Path(path).read_text())
+    try:
+        found = [Question.model_validate(each) for each in content.get("questions", [])]
+    except ValidationError as error:
+        raise UserError(f"{path}: questions: {mistake(error, Question).problem}") from None
+    for question in found:
+        if unknown := [name for name in question.claims if name not in known]:
+            raise UserError(f"{path}: questions.{question.id}: expected the ids of claims, got {unknown[0]}")
+    return found
 
 
 def load(path: Path) -> list[Claim]:

@@ -174,10 +174,13 @@ def _change(claim: Claim, one: tuple, other: tuple) -> tuple[float, float]:
 
 
 def _paired(ours: list, reference: list) -> tuple[float, float]:
-    """Of scored windows the change of perplexity in percent, of items right or wrong that of accuracy in points."""
+    """The change of scored windows' perplexity in percent, of items' losses in nats, of right items in points."""
     if ours and isinstance(ours[0], dict):
         ratio = statistics.compare(ours, reference)
         return 100 * (ratio.value - 1), 100 * (ratio.error or 0.0)
+    if any(isinstance(each, float) for each in ours):
+        change, error = statistics.paired(ours, reference)
+        return change, error or 0.0
     flips = statistics.flips(ours, reference)
     return 100 * flips.change, 100 * max(flips.error, 1 / flips.items)
 
@@ -225,13 +228,20 @@ def _numbers(source: Source, match: dict[str, str], root: Path) -> list[Measured
 
 
 def _lists(source: Source, match: dict[str, str], root: Path) -> list[tuple[str, list]] | str:
-    """The lists of windows or items, or the tasks, that a source names in one file, or why there are none."""
+    """The lists of windows or items, or the tasks, that a source names in one file, or why there are none.
+
+    `over: all` makes them one list.
+    """
     content = _content(source, match, root)
     if isinstance(content, str):
         return content
     values = look_up(content, source.key)
     values = [(name, statistics.scored(each) if _is_task(each) else each) for name, each in values]
+    if source.over == "all":
+        values = [("", [one for _, value in values for one in (value if isinstance(value, list) else [value])])]
     found = [(name, value) for name, value in values if isinstance(value, list) and value]
+    if any(isinstance(value[0], float) and len(value) == 1 for _, value in found):
+        return f"{_path(source, match)} has one item of {source.key}, so its change has no error"
     return found or f"{_path(source, match)} has no list {source.key}"
 
 

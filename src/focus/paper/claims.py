@@ -11,8 +11,8 @@ import json
 from pathlib import Path
 
 from focus.config import Experiment
-from focus.paper import claim_sources, claims_page, evidence, layout, printed, speed
-from focus.paper.claim import Claim, load
+from focus.paper import claim_sources, claims_page, evidence, gain, layout, printed, speed
+from focus.paper.claim import Claim, load, questions
 from focus.paper.evidence import Evidence
 from focus.paper.verdicts import agreed
 from focus.provenance import write_atomically
@@ -32,9 +32,11 @@ def write(
     Raises UserError when a result that the scale names is missing, unless `partial`.
     """
     known = evidence.gather(experiment, results_root, partial)
-    decided = [decide(claim, known) for claim in load(claims_file)]
+    claims = load(claims_file)
+    decided = with_sharing([decide(claim, known) for claim in claims])
+    asked = json.dumps([each.model_dump() for each in questions(claims_file, claims)], ensure_ascii=False)
     lines = ",\n".join(json.dumps(claim, ensure_ascii=False) for claim in decided)
-    content = f'{{"scale": {json.dumps(experiment.scale)}, "claims": [\n{lines}\n]}}'
+    content = f'{{"scale": {json.dumps(experiment.scale)}, "questions": {asked}, "claims": [\n{lines}\n]}}'
     title, page = f"Claims at scale {experiment.scale}", claims_page.page(decided, known)
     write_atomically(Path(output_json), content + "\n")
     write_atomically(Path(output_markdown), layout.markdown(title, *page))
@@ -55,6 +57,32 @@ def decide(claim: Claim, known: Evidence) -> dict:
     return decided | {name: words(decided) for name, words in said.items()}
 
 
+def with_sharing(decided: list[dict]) -> list[dict]:
+    """The claims, each with `same_as`: the first whose verdict rests on the same numbers, itself; "" where none does.
+
+    The same numbers are those of one metric, of the same rows or places in files, on the same models, texts and tasks,
+    whatever the claim says of them.
+    """
+    first: dict[str, str] = {}
+    keys = [_numbers(claim) for claim in decided]
+    return [
+        claim | {"same_as": first.setdefault(key, claim["id"]) if key else ""}
+        for claim, key in zip(decided, keys, strict=True)
+    ]
+
+
+def _numbers(claim: dict) -> str:
+    """What tells the numbers behind a verdict from others; nothing where there are none."""
+    measured = [
+        (case["model"], case["corpus"], seed, one["name"], one["value"])
+        for case in claim["cases"]
+        for seed, found in case["seeds"].items()
+        for one in found["measured"]
+    ]
+    told = {key: claim[key] for key in ("metric", "subject", "reference", "source", "against", "percent", "paired")}
+    return json.dumps([told, measured], sort_keys=True) if measured else ""
+
+
 def _cases(claim: Claim, known: Evidence) -> list[dict]:
     if claim.out_of_reach:
         return [evidence.empty_case("", "", claim.out_of_reach)]
@@ -62,4 +90,6 @@ def _cases(claim: Claim, known: Evidence) -> list[dict]:
         return evidence.of_arithmetic(claim)
     if claim.metric == "source":
         return claim_sources.cases(claim, known)
+    if claim.metric in gain.SHOWN_BY:
+        return evidence.of_gains(claim, known)
     return evidence.of_attention(claim, known) if claim.metric in speed.METRICS else evidence.of_rows(claim, known)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from focus.paper import layout, rows, speed
+from focus.paper import gain, layout, rows, speed
 from focus.paper.evidence import BY_TASK, Evidence, lengths
 from focus.paper.formats import either
 from focus.paper.rows import TASKS
@@ -53,7 +53,14 @@ def _strip(sections: dict[str, list[dict]]) -> layout.Grid:
         counts = Counter(_short(claim["verdict"]) for claim in found)
         lines.append([name, str(len(found)), *(str(counts[verdict] or "-") for verdict in VERDICTS)])
     said = _counted(len(everything), Counter(_short(claim["verdict"]) for claim in everything))
-    return layout.Grid("Verdicts", ["Place", "Claims", *(_capital(verdict) for verdict in VERDICTS)], lines, [said])
+    header = ["Place", "Claims", *(_capital(verdict) for verdict in VERDICTS)]
+    return layout.Grid("Verdicts", header, lines, [said, resting(everything)])
+
+
+def resting(claims: list[dict]) -> str:
+    """On how many different measurements the verdicts of claims rest."""
+    numbers = [claim["same_as"] for claim in claims if claim.get("same_as")]
+    return f"{len(numbers)} of them have numbers, which are {len(set(numbers))} different measurements."
 
 
 def _counted(total: int, counts: Counter) -> str:
@@ -121,8 +128,9 @@ def _measured(claim: dict, measured: list[dict]) -> str:
         text = "collapsed" if value else "no collapse"
     else:
         sign = "+" if claim["reference"] else ""
-        text = f"{value:{sign},.{DIGITS.get(metric, 1)}f}" + f" ± {error:.1f}" * (metric == "gsm8k")
+        text = f"{value:{sign},.{DIGITS.get(metric, 1)}f}" + f" ± {error:.1f}" * (metric in ("gsm8k", *gain.SHOWN_BY))
         text += claim["unit"]
+        text = f"{name}: {text}" if name else text
     return text
 
 

@@ -7,12 +7,12 @@ and the reason says why.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
 from focus.config import Experiment
-from focus.paper import arithmetic, rows, speed, statistics
+from focus.paper import arithmetic, gain, rows, speed, statistics
 from focus.paper.claim import BY_TASK, TRAINED, Claim
 from focus.paper.formats import either
 from focus.paper.rows import Entry, Run
@@ -26,12 +26,16 @@ UNPLANNED = "this scale has no"
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a scale has: its rows by (model, corpus, "method/variant"), and the timing of attention alone, if any."""
+    """What a scale has: its rows by (model, corpus, "method/variant"), and the timing of attention alone, if any.
+
+    beside: the rows of each exhibit that compares them with one another, by the column that does (gain.SHOWN_BY).
+    """
 
     experiment: Experiment
     root: Path
     entries: dict[tuple, Entry]
     timed: dict | None
+    beside: dict[str, list[list[Entry]]] = field(default_factory=dict)
 
 
 def gather(experiment: Experiment, root: Path, partial: bool) -> Evidence:
@@ -41,14 +45,18 @@ def gather(experiment: Experiment, root: Path, partial: bool) -> Evidence:
     when a result is missing, unless `partial`.
     """
     found: dict[tuple, Entry] = {}
+    beside: dict[str, list[list[Entry]]] = {}
     exhibits = [*experiment.tables.values(), *experiment.figures.values()]
     for exhibit in [each for each in exhibits if each.shows != "dominance" and experiment.made(each)]:
-        for entry in rows.gather(exhibit, experiment, root, partial=partial):
+        entries = rows.gather(exhibit, experiment, root, partial=partial)
+        for column in set(gain.SHOWN_BY.values()) & set(exhibit.columns):
+            beside.setdefault(column, []).append(entries)
+        for entry in entries:
             key = (entry.model, entry.corpus, f"{entry.row.method}/{entry.row.variant}")
             found[key] = _merged(found[key], entry) if key in found else entry
     path = Path(root) / speed.RESULT
     timed = speed.load(path) if experiment.speed and (path.exists() or not partial) else None
-    return Evidence(experiment, Path(root), found, timed)
+    return Evidence(experiment, Path(root), found, timed, beside)
 
 
 def _merged(entry: Entry, other: Entry) -> Entry:
@@ -106,6 +114,39 @@ def of_rows(claim: Claim, evidence: Evidence) -> list[dict]:
 def _planned(cases: list[dict]) -> list[dict]:
     """A model's cases without the texts on which this scale does not measure it, or the first if it does on none."""
     return [case for case in cases if not case["reason"].startswith(UNPLANNED)] or cases[:1]
+
+
+def of_gains(claim: Claim, evidence: Evidence) -> list[dict]:
+    """A case for each exhibit and model that has the claim's row beside those its gain or lead is measured on."""
+    column = gain.SHOWN_BY[claim.metric]
+    found = [
+        _gain_case(claim, entries, entry)
+        for entries in evidence.beside.get(column, [])
+        for entry in entries
+        if f"{entry.row.method}/{entry.row.variant}" == claim.subject
+        and (not claim.only_models or entry.model in claim.only_models)
+    ]
+    return found or [empty_case("", "", f"{UNPLANNED} row {claim.subject} in a table of {column}")]
+
+
+def _gain_case(claim: Claim, entries: list[Entry], entry: Entry) -> dict:
+    """The verdict on one model; not run where the row, or one that it is measured on, has no results or no gain."""
+    missing = next((each.reason for each in (entry, *entries) if not each.runs and each.model == entry.model), "")
+    reason = entry.reason if not entry.runs else "; ".join(filter(None, ["no gain or lead to measure it on", missing]))
+    case = empty_case(entry.model, entry.corpus, reason.replace("not run: ", ""))
+    if missing and claim.metric == "left_to_learning":
+        return case
+    seeds, paths = {}, []
+    for seed in sorted(entry.runs):
+        if (found := gain.judged_by(entries, entry, seed, claim.metric)) is None:
+            return case
+        measured, behind = found
+        seeds[str(seed)] = judged(claim, [measured], comparable=True)
+        paths += [run.paths["perplexity"] for each in behind for run in each.runs.values()]
+    verdict = agreed([each["verdict"] for each in seeds.values()], "seeds")
+    if not verdict:
+        return case
+    return case | {"verdict": verdict, "reason": "", "seeds": seeds, "results": list(dict.fromkeys(paths))}
 
 
 def of_attention(claim: Claim, evidence: Evidence) -> list[dict]:

@@ -17,9 +17,13 @@ from statistics import fmean, variance
 
 from focus.paper import rows, statistics
 from focus.paper.rows import Entry, Run
-from focus.paper.statistics import Ratio
+from focus.paper.statistics import Measured, Ratio
 
 TUNED = "-finetuned"
+SHOWN_BY = {"part_of_gain": "gain", "left_to_learning": "gain"} | dict.fromkeys(
+    ("lead_of_learned", "change_of_lead"), "absorption"
+)
+"""Numbers of a row beside the others of its exhibit, and the column of the exhibits that have them."""
 SURE = 2.0
 """Standard errors by which a learned row must lie below its baseline for parts of that gain to mean anything."""
 
@@ -107,6 +111,51 @@ def measured(entries: list[Entry], entry: Entry, seed: int) -> Iterator[dict]:
     change = change_of_lead(alone, this)
     if change:
         yield line("change_of_lead", change.value, change.error, f"{learned.label}, and both before")
+
+
+def judged_by(entries: list[Entry], entry: Entry, seed: int, metric: str) -> tuple[Measured, list[Entry]] | None:
+    """A metric of SHOWN_BY for one seed, in percent, and the rows it rests on; None where the exhibit cannot tell it.
+
+    part_of_gain: of the learned row's gain; left_to_learning: of a learned row, what its best control leaves of that;
+    lead_of_learned: by how much a row's perplexity is above the learned one's; change_of_lead: what fine-tuning makes of
+    that, below 0 where it takes from the lead.
+    """
+    alone = [_of_seed(each, seed) for each in entries if each.runs]
+    this = next((each for each in alone if (each.model, each.row) == (entry.model, entry.row)), None)
+    if this is None:
+        return None
+    if metric == "left_to_learning":
+        return _left(alone, this)
+    if metric == "part_of_gain":
+        found = ends(alone, this)
+        reached = part(this, *found) if found else None
+        return (_percent("", *reached), [this, *found]) if reached else None
+    learned = leader(alone, this)
+    if learned is None or learned is this:
+        return None
+    if metric == "lead_of_learned":
+        ratio, behind = this.against(learned), [this, learned]
+    else:
+        ratio = change_of_lead(alone, this)
+        behind = [this, learned, *(_twin(alone, each, tuned=False) for each in (this, learned))]
+    return (_percent("", ratio.value - 1, ratio.error), behind) if ratio else None
+
+
+def _left(alone: list[Entry], learned: Entry) -> tuple[Measured, list[Entry]] | None:
+    """What the control that reaches most of a learned row's gain leaves of it; the number is named after the control."""
+    reached = []
+    for other in alone:
+        found = None if _trains(other, "centroids") else ends(alone, other)
+        if found and found[1] is learned and (of_gain := part(other, *found)):
+            reached.append((*of_gain, other, found[0]))
+    if not reached:
+        return None
+    most, error, control, base = max(reached, key=lambda each: each[0])
+    return _percent(f"beside {control.label}", 1 - most, error), [learned, control, base]
+
+
+def _percent(name: str, share: float, error: float | None) -> Measured:
+    return Measured(name, 100 * share, 100 * (error or 0.0))
 
 
 def _of_seed(entry: Entry, seed: int) -> Entry:

@@ -22,6 +22,7 @@ COLUMNS = [
 ]
 MODES = {"soft": "gate", "hard-k1": "hard k=1"}
 CHANGES = {"token": "one later token", "rest": "the second half"}
+TUNED = "more than the centroids was trained, so the gain over the pretrained model is not the groups' alone"
 CERTAIN = 2.0
 """Standard errors by which a gain must differ from 0 to be one of which a share can survive."""
 
@@ -63,8 +64,11 @@ def share(result: dict, balance: str) -> Share:
     """What a balance keeps of the gain (in nats a token) that the same centroids have under sinkhorn.
 
     A ratio of sums over windows, or documents where there are enough: its error is the delta method's, from the paired
-    differences. None where sinkhorn's perplexity is not CERTAIN standard errors below the pretrained model's.
+    differences. None where sinkhorn's perplexity is not CERTAIN standard errors below the pretrained model's, and where
+    more than the centroids was trained, since the gain is then that of other weights too.
     """
+    if _tuned(result):
+        return Share(None, None, TUNED)
     base, balances = result["metrics"]["pretrained"]["windows"], result["metrics"]["balances"]
     gain = statistics.compare(balances["sinkhorn"]["windows"], base)
     if gain.error is None or gain.log + CERTAIN * gain.log_error >= 0:
@@ -170,13 +174,21 @@ def _gain(name: str, results: list[dict]) -> Grid:
         f"Held-out perplexity under the gate: {len(windows)} windows of {results[0]['metrics']['context']} tokens; "
         f"errors over {statistics.units(windows)}, of ratios paired. Share: of the gain in nats a token that the same "
         "centroids have under sinkhorn.",
-        *(f"{sentence(reason)} So no share of a gain can survive." for reason in reasons),
+        *(f"{sentence(reason)} So no share of a gain can be told." for reason in reasons),
     ]
     return Grid(f"{name}: the gain", ["Balance", "Perplexity", "Ratio to pretrained", "Share of the gain"], lines, said)
 
 
+def _tuned(result: dict) -> bool:
+    """Whether the method trains more of the model than its groups."""
+    phases = result["settings"]["settings"]["training"]["phases"]
+    return any(phase["steps"] and phase["trains"] != "centroids" for phase in phases)
+
+
 def _survives(left: list[Share]) -> str:
     known = [each for each in left if each.value is not None]
+    if any(each.reason == TUNED for each in left):
+        return "-"
     if len(known) < len(left):
         return "no gain" if not known else f"no gain in {len(left) - len(known)} of {len(left)} seeds"
     if len(known) == 1:

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from focus.config import Experiment
 from focus.errors import UserError
-from focus.paper import layout, report_claims, report_exhibits
+from focus.paper import claims_page, layout, report_claims, report_exhibits
 from focus.paper.report_exhibits import Figure, Table
 from focus.paper.report_sources import Sources
 from focus.provenance import write_atomically
@@ -27,7 +27,7 @@ PAPERS_FIGURES = ("quality", "tradeoff", "dominance", "speed", "groups")
 """What figures of the paper's own content show; those of other kinds are ours."""
 SHORTLIST = 7
 """Claims of each kind on top of the page before the rest is folded away."""
-LARGEST = 1_000_000
+LARGEST = 800_000
 """Bytes of the page that the pictures may fill up to: the repository keeps no file over 1 MiB."""
 TEMPLATES = {".html": "page.html.j2", ".md": "page.md.j2", ".tex": "page.tex.j2"}
 
@@ -46,12 +46,10 @@ def write(
     commands name after --configfile. Raises UserError when the folder has neither claims, tables nor figures.
     """
     shown = content(Path(results), experiment, captions, config_files)
-    environment = _environment()
-    page = environment.get_template(TEMPLATES[".html"])
     figures = shown["figures"] + shown["our_figures"]
-    report_exhibits.draw(figures, LARGEST - len(page.render(shown).encode()))
+    report_exhibits.draw(figures, LARGEST - len(_rendered(TEMPLATES[".html"], shown).encode()))
     for suffix, template in TEMPLATES.items():
-        write_atomically(Path(f"{output_prefix}{suffix}"), environment.get_template(template).render(shown))
+        write_atomically(Path(f"{output_prefix}{suffix}"), _rendered(template, shown))
 
 
 def content(
@@ -72,9 +70,11 @@ def content(
     return {
         "scale": scale,
         "claims": papers,
+        "questions": report_claims.answers(verdicts["questions"], claims),
         "controls": [claim for claim in claims if claim["origin"] != "paper"],
         "counts": report_claims.counts(papers),
         "control_counts": report_claims.counts([claim for claim in claims if claim["origin"] != "paper"]),
+        "resting": claims_page.resting(papers) if any(claim["same_as"] for claim in papers) else "",
         "signs": report_claims.VERDICTS,
         "contradicted": [claim for claim in measured_first if claim["verdict"] == "contradicted"],
         "holding": [claim for claim in measured_first if claim["verdict"] in ("reproduced", "within tolerance")],
@@ -90,7 +90,7 @@ def content(
         "notes": {each["name"]: each["note"] for each in stand_ins if each["kind"] == "model"},
         "summary": sources.summary(),
         "command": lambda targets: command(targets, scale, config_files),
-        "provenance": _embedded(sources.embedded()),
+        "provenance": _packed(sources.embedded()),
     }
 
 
@@ -105,10 +105,11 @@ def _claims(root: Path) -> dict:
     """The verdicts of the run, or none yet. Raises UserError when the file is no such file."""
     path = root / "claims.json"
     if not path.exists():
-        return {"scale": "", "claims": []}
+        return {"scale": "", "claims": [], "questions": []}
     try:
         found = json.loads(path.read_text())
-        return {"scale": found["scale"], "claims": [claim for claim in found["claims"] if claim["id"]]}
+        claims = [claim for claim in found["claims"] if claim["id"]]
+        return {"scale": found["scale"], "claims": claims, "questions": found.get("questions", [])}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: expected the verdicts of focus claims, got {type(error).__name__}: {error}") from None
 
@@ -174,7 +175,22 @@ def _stand_ins(root: Path) -> list[dict]:
     return found
 
 
-def _embedded(data: dict) -> str:
+def _rendered(template: str, shown: dict) -> str:
+    """A filled template. What it passes through the filter `folded` becomes a place that the browser fills.
+
+    These parts travel packed at its end, a tenth of their size: rules and tables, which are closed at first.
+    """
+    environment, parts = _environment(), []
+
+    def folded(text: str) -> Markup:
+        parts.append(str(text))
+        return Markup(f'<div data-folded="{len(parts) - 1}"></div>\n')
+
+    environment.filters["folded"] = folded
+    return environment.get_template(template).render(shown, all_folded=lambda: _packed(parts))
+
+
+def _packed(data: dict | list) -> str:
     """JSON, packed with gzip for the browser to unpack: base64 holds nothing that could end or turn into markup."""
     text = json.dumps(data, separators=(",", ":"), sort_keys=True)
     return b64encode(gzip.compress(text.encode(), mtime=0)).decode()

@@ -22,6 +22,7 @@ VERDICTS = {
 """Every verdict, in the order shown, with the sign that stands beside its colour."""
 OTHER = "·"
 CONTROLS = {"reproduced": "holds", "contradicted": "does not hold"}
+SEVERAL = {"holds": "hold", "does not hold": "do not hold"}
 WORST = ("contradicted", "mixed", "undecided", "within tolerance", "reproduced", "not comparable", "not run")
 UNITS = {"accuracy": " points", "pairs_kept": " %", "far_pairs_kept": " %"}
 WORDS = {
@@ -37,6 +38,18 @@ SMALLEST = 1e-4  # below which a number without a unit of its own says no more t
 def views(claims: list[dict], sources: Sources, tables: dict[str, set[str]]) -> list[dict]:
     """What the page shows of each claim; `tables` are the results behind each table, by name."""
     return [_view(claim, sources, tables) for claim in claims]
+
+
+def answers(asked: list[dict], shown: list[dict]) -> list[dict]:
+    """Each question with the claims that settle it and, in words, how many of them have which verdict."""
+    by_id = {claim["id"]: claim for claim in shown}
+    found = []
+    for question in asked:
+        claims = [by_id[name] for name in question["claims"] if name in by_id]
+        told = Counter(claim["shown"].partition(" over ")[0] for claim in claims)
+        said = ", ".join(f"{count} {verdict if count == 1 else SEVERAL.get(verdict, verdict)}" for verdict, count in told.items())
+        found.append({"id": question["id"], "asks": question["asks"], "said": said, "claims": claims})
+    return found
 
 
 def counts(shown: list[dict]) -> list[dict]:
@@ -74,6 +87,7 @@ def _view(claim: dict, sources: Sources, tables: dict[str, set[str]]) -> dict:
         "cases": cases,
         "measured": measured,
         "why_not": list(dict.fromkeys(case["reason"] for case in cases if case["reason"])) if not measured else [],
+        "same_as": claim.get("same_as", ""),
         "quantity": quantity(claim),
         "rule": claim.get("rule") or rule(claim),
         "reason": claim.get("reason", ""),

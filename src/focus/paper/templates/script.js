@@ -29,7 +29,9 @@ one("#theme").addEventListener("click", () => {
 
 // Filters of the claims, by verdict, place and words.
 const claims = all(".claim");
-const words = new Map(claims.map(claim => [claim, claim.textContent.toLowerCase()]));
+const words = new Map();
+function index() { for (const claim of claims) words.set(claim, claim.textContent.toLowerCase()); }
+index();
 const filters = one("#filters");
 function filter() {
   const verdict = one("#by-verdict").value, place = one("#by-place").value;
@@ -96,7 +98,7 @@ function sort(table, column, head) {
   head.setAttribute("aria-sort", down ? "descending" : "ascending");
   body.append(...rows);
 }
-for (const table of all("table.sortable")) {
+function sortable(table) {
   all("th", table.tHead).forEach((head, column) => {
     const button = make("button", null, ...head.childNodes);
     button.type = "button";
@@ -105,12 +107,21 @@ for (const table of all("table.sortable")) {
   });
 }
 
-// Where a number comes from.
+// What is folded away travels packed, and so does where a number comes from.
 let data = null;
-async function load() {
-  const packed = Uint8Array.from(atob(one("#provenance").textContent), character => character.charCodeAt(0));
+async function unpacked(selector) {
+  const packed = Uint8Array.from(atob(one(selector).textContent), character => character.charCodeAt(0));
   const plain = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));
-  data = JSON.parse(await new Response(plain).text());
+  return JSON.parse(await new Response(plain).text());
+}
+async function load() {
+  const folded = await unpacked("#folded");
+  for (const place of all("[data-folded]")) place.outerHTML = folded[place.dataset.folded];
+  data = await unpacked("#provenance");
+  all("table.sortable").forEach(sortable);
+  all(".command").forEach(copyable);
+  index();
+  reveal();
 }
 const loaded = load();
 const resolve = value => (value && typeof value === "object" && "$" in value ? data.shared[value.$] : value);
@@ -174,7 +185,7 @@ document.addEventListener("click", event => {
 });
 
 // Commands to copy, and the page on paper.
-for (const command of all(".command")) {
+function copyable(command) {
   const button = make("button", "Copy");
   button.type = "button";
   button.className = "copy";
