@@ -103,7 +103,7 @@ def resources(checkout, *options):
     edit(rule, lambda text: re.sub(r"    message:\n.*\n", "", text))
     output = checkout.run(*options, "--dry-run", "--quiet", "host")
     jobs = re.findall(r"rule perplexity:.*?wildcards: (.*?), seed=0\n.*?resources: (.*?)\n", output, re.DOTALL)
-    names = ("mem_mb", "gpus", "runtime")
+    names = ("mem_mb", "gpu", "runtime")
     found = {row: dict(part.split("=") for part in parts.split(", ")) for row, parts in jobs}
     return {row: tuple(int(parts[name]) for name in names) for row, parts in found.items()}
 

@@ -16,7 +16,7 @@ rule perplexity:
     threads: 1
     resources:
         mem_mb=memory("perplexity", perplexity_job, least=3000),
-        gpus=gpus("perplexity", perplexity_job),
+        gpu=gpus("perplexity", perplexity_job),
         runtime=runtime("perplexity", perplexity_job),
     params:
         job=lambda wildcards: perplexity_job(wildcards).model_dump_json(),
@@ -53,7 +53,7 @@ rule downstream:
     threads: 1
     resources:
         mem_mb=memory("downstream", downstream_job, least=3000),
-        gpus=gpus("downstream", downstream_job),
+        gpu=gpus("downstream", downstream_job),
         runtime=runtime("downstream", downstream_job),
     params:
         job=lambda wildcards: downstream_job(wildcards).model_dump_json(),
@@ -85,7 +85,7 @@ rule generation:
     threads: 1
     resources:
         mem_mb=memory("generation", generation_job, least=3000),
-        gpus=gpus("generation", generation_job),
+        gpu=gpus("generation", generation_job),
         runtime=runtime("generation", generation_job),
     params:
         job=lambda wildcards: generation_job(wildcards).model_dump_json(),
@@ -121,7 +121,7 @@ rule long_inputs:
     threads: 1
     resources:
         mem_mb=memory("long_inputs", long_inputs_job, least=4000),
-        gpus=gpus("long_inputs", long_inputs_job),
+        gpu=gpus("long_inputs", long_inputs_job),
         runtime=runtime("long_inputs", long_inputs_job),
     params:
         job=lambda wildcards: long_inputs_job(wildcards).model_dump_json(),
@@ -153,7 +153,7 @@ rule recall_tests:
     threads: 1
     resources:
         mem_mb=memory("recall", recall_job, least=4000),
-        gpus=gpus("recall", recall_job),
+        gpu=gpus("recall", recall_job),
         runtime=runtime("recall", recall_job),
     params:
         job=lambda wildcards: recall_job(wildcards).model_dump_json(),

@@ -16,7 +16,7 @@ rule gate_values:
     threads: 1
     resources:
         mem_mb=memory("gates", gate_values_job, least=3000),
-        gpus=gpus("gates", gate_values_job),
+        gpu=gpus("gates", gate_values_job),
         runtime=runtime("gates", gate_values_job),
     params:
         job=lambda wildcards: gate_values_job(wildcards).model_dump_json(),

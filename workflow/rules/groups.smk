@@ -52,7 +52,7 @@ if GROUPS:
         threads: 1
         resources:
             mem_mb=memory("groups", the_groups_job, least=3000),
-            gpus=gpus("groups", the_groups_job),
+            gpu=gpus("groups", the_groups_job),
             runtime=runtime("groups", the_groups_job),
         params:
             job=lambda wildcards: GROUPS_JOB.model_dump_json(),

@@ -47,7 +47,7 @@ if LEAK:
         threads: 1
         resources:
             mem_mb=memory("leak", leak_job, least=3500),
-            gpus=gpus("leak", leak_job),
+            gpu=gpus("leak", leak_job),
             runtime=runtime("leak", leak_job),
         params:
             job=lambda wildcards: leak_job(wildcards).model_dump_json(),

@@ -52,7 +52,7 @@ rule pretrain:
     threads: 1
     resources:
         mem_mb=memory("pretraining", pretrain_job, least=4000),
-        gpus=gpus("pretraining", pretrain_job),
+        gpu=gpus("pretraining", pretrain_job),
         runtime=runtime("pretraining", pretrain_job),
     params:
         job=lambda wildcards: pretrain_job(wildcards).model_dump_json(),

@@ -32,7 +32,7 @@ rule bench_attention:
     threads: workflow.resource_settings.cores or 1
     resources:
         mem_mb=memory("attention", attention_job, least=6000),
-        gpus=gpus("attention", attention_job),
+        gpu=gpus("attention", attention_job),
         runtime=hours(12),
     params:
         job=lambda wildcards: experiment.speed.attention.model_dump_json(),
@@ -56,7 +56,7 @@ rule bench_methods:
     threads: workflow.resource_settings.cores or 1
     resources:
         mem_mb=memory("methods", methods_job, least=6000),
-        gpus=gpus("methods", methods_job),
+        gpu=gpus("methods", methods_job),
         runtime=hours(12),
     params:
         job=lambda wildcards: jobs.methods_job(experiment).model_dump_json(),

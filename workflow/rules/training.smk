@@ -30,7 +30,7 @@ rule train:
     threads: 1
     resources:
         mem_mb=memory("training", train_job, least=5000),
-        gpus=gpus("training", train_job),
+        gpu=gpus("training", train_job),
         runtime=runtime("training", train_job),
     params:
         job=lambda wildcards: train_job(wildcards).model_dump_json(),
