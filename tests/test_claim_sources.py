@@ -163,8 +163,9 @@ def test_losses_of_all_tasks_together_are_paired_by_item_in_nats(tmp_path):
     assert [one["value"] for one in measured] == pytest.approx([differences.mean()])
     assert measured[0]["error"] == pytest.approx(differences.std(ddof=1) / 2)
     assert claim["verdict"] == "reproduced" and claim["unit"] == " nats"
-    assert losses_claim(tmp_path, [1.0, 2.5, 3.0, 1.0], [2.0, 3.0, 3.5, 3.0])["cases"][0]["seeds"]["0"] == (
-        claim["cases"][0]["seeds"]["0"]
+    assert (
+        losses_claim(tmp_path, [1.0, 2.5, 3.0, 1.0], [2.0, 3.0, 3.5, 3.0])["cases"][0]["seeds"]["0"]
+        == (claim["cases"][0]["seeds"]["0"])
     )
 
 

@@ -117,8 +117,8 @@ def judged_by(entries: list[Entry], entry: Entry, seed: int, metric: str) -> tup
     """A metric of SHOWN_BY for one seed, in percent, and the rows it rests on; None where the exhibit cannot tell it.
 
     part_of_gain: of the learned row's gain; left_to_learning: of a learned row, what its best control leaves of that;
-    lead_of_learned: by how much a row's perplexity is above the learned one's; change_of_lead: what fine-tuning makes of
-    that, below 0 where it takes from the lead.
+    lead_of_learned: by how much a row's perplexity is above the learned one's; change_of_lead: what fine-tuning makes
+    of that, below 0 where it takes from the lead.
     """
     alone = [_of_seed(each, seed) for each in entries if each.runs]
     this = next((each for each in alone if (each.model, each.row) == (entry.model, entry.row)), None)
@@ -142,7 +142,7 @@ def judged_by(entries: list[Entry], entry: Entry, seed: int, metric: str) -> tup
 
 
 def _left(alone: list[Entry], learned: Entry) -> tuple[Measured, list[Entry]] | None:
-    """What the control that reaches most of a learned row's gain leaves of it; the number is named after the control."""
+    """What the control that reaches most of a learned row's gain leaves of it; the number bears the control's name."""
     reached = []
     for other in alone:
         found = None if _trains(other, "centroids") else ends(alone, other)
