@@ -9,7 +9,7 @@ from paper_results import REPOSITORY, experiment, write_results, write_speed
 from focus.errors import UserError
 from focus.paper import claims
 from focus.paper import verdicts as verdicts_of
-from focus.paper.claim import Claim
+from focus.paper.claim import Claim, questions
 
 CLAIMS = REPOSITORY / "config/claims.yaml"
 ORDERING = {
@@ -284,3 +284,40 @@ def test_a_claim_file_without_claims_or_with_one_twice_is_refused(tmp_path):
     path.write_text(yaml.safe_dump({"claims": [ORDERING, ORDERING]}))
     with pytest.raises(UserError, match="expected every id once, got x twice"):
         claims.load(path)
+
+
+def test_claims_that_rest_on_the_same_numbers_name_the_first(tmp_path):
+    settings = experiment()
+    write_results(tmp_path, settings)
+    same = {"again": {}, "stricter": {"tolerance": 9.0}, "other": {"reference": "window-sinks/full"}}
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump({"claims": [ORDERING, ORDERING | {"id": "", "each": same}]}))
+    claims.write(path, settings, tmp_path, tmp_path / "claims.json", tmp_path / "claims.md")
+    found = {claim["id"]: claim["same_as"] for claim in json.loads((tmp_path / "claims.json").read_text())["claims"]}
+    assert found == {"x": "x", "again": "x", "stricter": "x", "other": "other"}
+    assert "4 of them have numbers, which are 2 different measurements." in (tmp_path / "claims.md").read_text()
+
+
+def test_what_has_no_numbers_shares_none(tmp_path):
+    settings = experiment()
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump({"claims": [ORDERING, ORDERING | {"id": "y"}]}))
+    claims.write(path, settings, tmp_path, tmp_path / "claims.json", tmp_path / "claims.md", partial=True)
+    assert {claim["same_as"] for claim in json.loads((tmp_path / "claims.json").read_text())["claims"]} == {""}
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ({"id": "4.1", "asks": "Why?", "claims": ["x", "z"]}, r"questions.4.1: expected the ids of claims, got z"),
+        ({"id": "4.1", "asks": "Why?", "claims": []}, "questions: "),
+        ({"id": "4.1", "asks": "Why?"}, "questions: "),
+    ],
+)
+def test_a_question_names_claims(tmp_path, question, message):
+    path = tmp_path / "claims.yaml"
+    path.write_text(yaml.safe_dump({"claims": [ORDERING], "questions": [question]}))
+    with pytest.raises(UserError, match=message):
+        questions(path, claims.load(path))
+    path.write_text(yaml.safe_dump({"claims": [ORDERING], "questions": [question | {"claims": ["x"]}]}))
+    assert [each.claims for each in questions(path, claims.load(path))] == [["x"]]

@@ -228,6 +228,25 @@ def test_unknown_metrics_kinds_verdicts_and_keys_are_shown_as_they_are(tmp_path)
     assert "leaked nats" in page
 
 
+def test_a_question_lists_its_claims_with_verdict_and_number_and_counts_them(tmp_path):
+    ours = CLAIM | {"id": "C.y", "origin": "ours", "verdict": "contradicted", "cases": [case(verdict="contradicted")]}
+    known = [CLAIM | {"cases": [case()], "same_as": "T1.x"}, ours | {"same_as": "T1.x"}, ours | {"id": "C.z"}]
+    asked = [{"id": "4.1", "asks": "Does it hold?", "claims": ["T1.x", "C.y", "C.z"]}]
+    (tmp_path / "claims.json").write_text(json.dumps({"scale": "tiny", "questions": asked, "claims": known}))
+    report.write(tmp_path, tmp_path / "report")
+    page = unfolded(tmp_path / "report.html")
+    section = page.partition('<section id="questions"')[2].partition("</section>")[0]
+    assert "1 reproduced, 2 do not hold" in section
+    for claim in known:
+        assert section.count(f'href="#claim-{claim["id"]}"') == 1
+    assert section.count("-1.00 ± 0.20 %") == 3
+    assert 'The same numbers decide <a href="#claim-T1.x">T1.x</a>' in page
+    assert "1 of them have numbers, which are 1 different measurements." in page
+    text = (tmp_path / "report.md").read_text()
+    assert "- Does it hold? 1 reproduced, 2 do not hold:" in text
+    assert "  - does not hold: A is below B. -1.00 ± 0.20 % (C.y)" in text
+
+
 def test_a_partial_run_shows_what_it_has(tmp_path):
     shutil.copytree(REFERENCE / "tables", tmp_path / "tables")
     report.write(tmp_path, tmp_path / "report")

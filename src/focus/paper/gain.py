@@ -142,7 +142,7 @@ def judged_by(entries: list[Entry], entry: Entry, seed: int, metric: str) -> tup
 
 
 def _left(alone: list[Entry], learned: Entry) -> tuple[Measured, list[Entry]] | None:
-    """What the control that reaches most of a learned row's gain leaves of it; the number has the control's name."""
+    """What the control that reaches most of a learned row's gain leaves of it; the number bears the control's name."""
     reached = []
     for other in alone:
         found = None if _trains(other, "centroids") else ends(alone, other)

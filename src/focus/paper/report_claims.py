@@ -47,9 +47,8 @@ def answers(asked: list[dict], shown: list[dict]) -> list[dict]:
     for question in asked:
         claims = [by_id[name] for name in question["claims"] if name in by_id]
         told = Counter(claim["shown"].partition(" over ")[0] for claim in claims)
-        said = ", ".join(
-            f"{count} {verdict if count == 1 else SEVERAL.get(verdict, verdict)}" for verdict, count in told.items()
-        )
+        plural = {verdict: SEVERAL.get(verdict, verdict) if count > 1 else verdict for verdict, count in told.items()}
+        said = ", ".join(f"{count} {plural[verdict]}" for verdict, count in told.items())
         found.append({"id": question["id"], "asks": question["asks"], "said": said, "claims": claims})
     return found
 
