@@ -137,6 +137,13 @@ def test_rows_run_through_it_and_downloads_and_tables_stay_at_home(cluster):
     assert cluster.planned(table, *SMOKE, *LONGER) == {}
 
 
+def test_timings_take_a_node_for_themselves(cluster, slurm):
+    """Though this job asks for one core."""
+    printed = cluster.run("table6", *SMOKE, *LONGER, "--set-threads", "bench_attention=1")
+    assert sent(printed) == ["bench_attention"]
+    assert jobs(slurm)[-1]["ProcCnt"] == str(len(os.sched_getaffinity(0)))
+
+
 @pytest.mark.skipif("FOCUS_WHOLE_SLURM" not in os.environ, reason="ten minutes of every core: set FOCUS_WHOLE_SLURM=1")
 def test_the_whole_smoke_scale_runs_through_it(cluster, slurm):
     cluster.run(*SMOKE, *LONGER, timeout=2700)
