@@ -31,9 +31,6 @@ if GROUPS:
     GROUPS_JOB = jobs.groups_job(experiment)
     GROUPS_RESULT = f"<results>/groups/{GROUPS_JOB.model}/{GROUPS_JOB.corpus}/{GROUPS_JOB.method}/seed{GROUPS_JOB.seed}.json"
 
-    def the_groups_job(wildcards):
-        return GROUPS_JOB
-
     rule groups_analysis:
         input:
             code=code("focus.groups"),
@@ -51,9 +48,9 @@ if GROUPS:
             ENVIRONMENT
         threads: 1
         resources:
-            mem_mb=memory("groups", the_groups_job, least=3000),
-            gpu=gpus("groups", the_groups_job),
-            runtime=runtime("groups", the_groups_job),
+            mem_mb=memory("groups", lambda wildcards: GROUPS_JOB, least=3000),
+            gpu=gpus("groups", lambda wildcards: GROUPS_JOB),
+            runtime=runtime("groups", lambda wildcards: GROUPS_JOB),
         params:
             job=lambda wildcards: GROUPS_JOB.model_dump_json(),
         message:

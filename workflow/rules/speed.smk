@@ -8,14 +8,6 @@ SPEED_RESULT = "<results>/speed/attention.json"
 METHODS_RESULT = "<results>/speed/methods.json"
 
 
-def attention_job(wildcards):
-    return experiment.speed.attention
-
-
-def methods_job(wildcards):
-    return jobs.methods_job(experiment)
-
-
 # A benchmark takes every core, so that nothing runs beside it: a neighbour slows the side of a ratio that leans more
 # on memory and shared cache, and no repetition takes that out again. How many threads are timed is a setting.
 rule bench_attention:
@@ -31,8 +23,10 @@ rule bench_attention:
         ENVIRONMENT
     threads: workflow.resource_settings.cores or 1
     resources:
-        mem_mb=memory("attention", attention_job, least=6000),
-        gpu=gpus("attention", attention_job),
+        mem_mb=memory(
+            "attention", lambda wildcards: experiment.speed.attention, least=6000
+        ),
+        gpu=gpus("attention", lambda wildcards: experiment.speed.attention),
         runtime=hours(12),
     params:
         job=lambda wildcards: experiment.speed.attention.model_dump_json(),
@@ -55,8 +49,10 @@ rule bench_methods:
         ENVIRONMENT
     threads: workflow.resource_settings.cores or 1
     resources:
-        mem_mb=memory("methods", methods_job, least=6000),
-        gpu=gpus("methods", methods_job),
+        mem_mb=memory(
+            "methods", lambda wildcards: jobs.methods_job(experiment), least=6000
+        ),
+        gpu=gpus("methods", lambda wildcards: jobs.methods_job(experiment)),
         runtime=hours(12),
     params:
         job=lambda wildcards: jobs.methods_job(experiment).model_dump_json(),
