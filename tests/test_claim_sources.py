@@ -268,6 +268,8 @@ def test_every_file_that_an_asterisk_finds_needs_every_seed(tmp_path):
         ("list.*.x", [2, 3]),
         ("list[name=two].x", [3]),
         ("list[tags=p].x", [2]),
+        ("list[tags=p][name=one].x", [2]),
+        ("list[tags=p][name=two].x", []),
         ("[dotted.name]", [4]),
         ("a.*", [1, 5]),
         ("a.nothing", []),

@@ -75,9 +75,9 @@ def _step(name: str, value: object, step: str, bracketed: bool) -> Iterator[tupl
     if step == "*" and isinstance(value, dict | list):
         entries = value.items() if isinstance(value, dict) else enumerate(value)
         yield from ((f"{name}, {key}" if name else str(key), each) for key, each in entries)
-    elif bracketed and "=" in step and isinstance(value, list):
+    elif bracketed and "=" in step:
         wanted, _, text = step.partition("=")
-        for each in value:
+        for each in value if isinstance(value, list) else [value]:
             held = each.get(wanted) if isinstance(each, dict) else None
             if text in (map(str, held) if isinstance(held, list) else [str(held)]):
                 yield name, each
