@@ -41,7 +41,7 @@ def train(world, job, name, start=None):
     """The focus command itself; `start` is Python that each process runs before it."""
     line = command(world, job, name)
     if start is not None:
-        line[1:3] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", start]
+        line[1:3] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--", start]
     return subprocess.run(line, capture_output=True, text=True, timeout=300)
 
 

@@ -54,7 +54,7 @@ def launch(job: TrainJob) -> int | None:
     if wanted == 1 or started == wanted:
         return None
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={wanted}"]
-    return subprocess.run([sys.executable, *torchrun, "-m", "focus.cli", *sys.argv[1:]], check=False).returncode
+    return subprocess.run([sys.executable, *torchrun, "-m", "--", "focus.cli", *sys.argv[1:]], check=False).returncode
 
 
 def _once(line: str) -> BaseException:
