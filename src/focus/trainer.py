@@ -211,9 +211,7 @@ def _step(
             extra += sum(term.item() for term in terms) / training.accumulation
             loss = loss + sum(term.to(loss.device) for term in terms)
             (loss / training.accumulation).backward()
-        layers = [
-            {key: distributed.mean(layer[key]) for key in LAYER_STATISTICS if key in layer} for layer in watched
-        ]
+        layers = [{key: distributed.mean(layer[key]) for key in LAYER_STATISTICS if key in layer} for layer in watched]
     distributed.average(parameter.grad for parameter in parameters)
     norm = distributed.clip(parameters, training.clip)
     _check_finite("gradient norm", norm, state, phase)
