@@ -51,7 +51,7 @@ def launch(job: TrainJob) -> int | None:
     if started not in (1, wanted):
         raise _once(f"WORLD_SIZE: expected model_settings.processes ({wanted}) or 1, got {started}")
     _check(job)
-    if wanted == 1 or started == wanted:
+    if wanted in (1, started):
         return None
     torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={wanted}"]
     return subprocess.run([sys.executable, *torchrun, "-m", "--", "focus.cli", *sys.argv[1:]], check=False).returncode
@@ -156,7 +156,7 @@ def average(tensors: Iterable[Tensor | None]) -> None:
     for tensor in tensors:
         if tensor is not None and not isinstance(tensor, DTensor) and tensor.is_floating_point():
             dist.all_reduce(tensor)
-            tensor /= size()
+            tensor.div_(size())
 
 
 def clip(parameters: Sequence[Tensor], largest: float) -> float:

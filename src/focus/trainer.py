@@ -83,10 +83,7 @@ def fit(
         state, optimiser_state = State(**saved["state"]), saved["optimiser"]
         _restore(model, saved)
         print(f"{name}: resuming after step {state.step}", flush=True)
-    if distributed.rank() == 0:
-        lines = "".join(json.dumps(record) + "\n" for record in state.distilled + state.records)
-        with writing(store.log):
-            write_atomically(store.log, lines)
+    _begin_log(store, state)
     trained = _distil(model, training, method, batches, state, dtype=dtype, seed=seed, store=store, name=name)
     if state.step == 0:
         state.groups = _groups(model, training, method, batches, dtype)
@@ -115,15 +112,10 @@ def fit(
             state.seconds = round(earlier + time.monotonic() - clock, 3)
             record |= {"seconds": state.seconds}
             state.records.append(record)
-            if distributed.rank() == 0:
-                with writing(store.log), open(store.log, "a") as file:
-                    file.write(json.dumps(record) + "\n")
+            _append(store, record)
             progress.step(loss=record["loss"])
             if done or state.step % training.checkpoint_every == 0:
-                moments = None if done else distributed.whole(optimiser.state_dict())
-                changed = _changed(model, trained)
-                if distributed.rank() == 0:
-                    store.save(changed | {"state": asdict(state), "optimiser": moments})
+                _save(store, model, trained, state, None if done else optimiser)
     model.eval()
     return _metrics(state, trained, training, batches)
 
@@ -155,10 +147,36 @@ def _distil(
         for record in method.distil(model, settings, windows, seed=seed, done=len(state.distilled), name=name):
             state.seconds = round(earlier + time.monotonic() - clock, 3)
             state.distilled.append(record | {"seconds": state.seconds})
-            with writing(store.log), open(store.log, "a") as file:
-                file.write(json.dumps(state.distilled[-1]) + "\n")
-            store.save(_changed(model, trained) | {"state": asdict(state), "optimiser": None})
+            _append(store, state.distilled[-1])
+            _save(store, model, trained, state, None)
     return trained
+
+
+def _begin_log(store: Checkpoints, state: State) -> None:
+    if distributed.rank() == 0:
+        lines = "".join(json.dumps(record) + "\n" for record in state.distilled + state.records)
+        with writing(store.log):
+            write_atomically(store.log, lines)
+
+
+def _append(store: Checkpoints, record: dict) -> None:
+    if distributed.rank() == 0:
+        with writing(store.log), open(store.log, "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def _save(
+    store: Checkpoints,
+    model: PreTrainedModel,
+    trained: dict[str, Tensor],
+    state: State,
+    optimiser: torch.optim.Optimizer | None,
+) -> None:
+    """A checkpoint, made whole by all processes and written by the first."""
+    moments = None if optimiser is None else distributed.whole(optimiser.state_dict())
+    changed = _changed(model, trained)
+    if distributed.rank() == 0:
+        store.save(changed | {"state": asdict(state), "optimiser": moments})
 
 
 def learning_rate(phase: Phase, warmup: float, step: int) -> float:
