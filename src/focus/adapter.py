@@ -30,7 +30,7 @@ from focus.errors import UserError
 from focus.identity import Base, identify
 from focus.method_config import OWN_STATE, Attention, Balance, FocusConfig
 from focus.provenance import write_atomically
-from focus.router import IMPLEMENTATION, Router, Seen
+from focus.router import IMPLEMENTATION, Router, Seen, device_of
 from focus.wording import mistake
 
 ADAPTER_VERSION = 2
@@ -71,8 +71,7 @@ def compose(
     )
     model.requires_grad_(False)
     for layer in layers:
-        device = next(layer.parameters()).device
-        layer.focus = router(config, layer.config.hidden_size, generator).to(device).train(layer.training)
+        layer.focus = router(config, layer.config.hidden_size, generator).to(device_of(layer)).train(layer.training)
         composition.hooks.append(layer.register_forward_pre_hook(layer.focus.receive, with_kwargs=True))
     model.focus_composition = composition
     switch(model, "hard")

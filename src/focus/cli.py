@@ -88,11 +88,15 @@ def train(
     job: Job, model: Model, corpus: Corpus, weights: Weights, log: Log, checkpoints: Checkpoints, output: Output
 ) -> None:
     """Train one method on one model and corpus."""
-    from focus import training
+    from focus import distributed, training
     from focus.jobs import TrainJob
 
+    settings = _settings(TrainJob, job)
+    code = distributed.launch(settings)
+    if code is not None:
+        sys.exit(code)
     training.run(
-        _settings(TrainJob, job),
+        settings,
         model=model,
         corpus=corpus,
         weights=weights,
@@ -390,3 +394,7 @@ def _settings(model, text: str, option: str = "--job"):
     from focus.wording import parse
 
     return parse(model, text, option)
+
+
+if __name__ == "__main__":
+    main()

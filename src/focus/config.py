@@ -67,6 +67,7 @@ class ModelSettings(Strict):
     )
     placement: Literal["single", "auto"] = Field("single", description="one device, or spread over all by accelerate")
     gradient_checkpointing: bool = Field(False, description="recompute activations to save memory")
+    processes: Count = Field(1, description="processes that train together, a GPU each; they share every batch")
     pretraining: Pretraining | None = Field(None, description="only for models trained from scratch by a rule")
 
     @model_validator(mode="after")

@@ -235,8 +235,8 @@ def load_tokenizer(name: str):
 def load_model(manifest_path: Path, dtype: str = "float32", placement: str = "single"):
     """The model in evaluation mode and its tokenizer.
 
-    `dtype` is the weights' ("float32" or "bfloat16"); `placement` is "single" (the GPU if there is one, else the CPU)
-    or "auto" (spread over all devices by accelerate). Raises UserError for a manifest without weights.
+    `dtype` is the weights' ("float32" or "bfloat16"); `placement` is "single" (the GPU if there is one, else the CPU),
+    "cpu", or "auto" (spread over all devices by accelerate). Raises UserError for a manifest without weights.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -365,3 +365,11 @@ def mask_function(
 
 AttentionInterface.register(IMPLEMENTATION, attention_function)
 AttentionMaskInterface.register(IMPLEMENTATION, mask_function)
+
+
+def device_of(layer: nn.Module) -> torch.device:
+    """Where a layer computes: where its weights are, or for weights kept on the CPU or a disk where accelerate brings
+    them for each forward."""
+    hooks = [hook for module in layer.modules() if (hook := getattr(module, "_hf_hook", None)) is not None]
+    places = [place for hook in hooks if (place := getattr(hook, "execution_device", None)) is not None]
+    return torch.device(places[0]) if places else next(layer.parameters()).device

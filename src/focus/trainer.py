@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from focus import probe
+from focus import distributed, probe
 from focus.checkpoint import Checkpoints, writing
 from focus.data import TrainingBatches
 from focus.errors import UserError
@@ -83,8 +83,7 @@ def fit(
         state, optimiser_state = State(**saved["state"]), saved["optimiser"]
         _restore(model, saved)
         print(f"{name}: resuming after step {state.step}", flush=True)
-    with writing(store.log):
-        write_atomically(store.log, "".join(json.dumps(record) + "\n" for record in state.distilled + state.records))
+    _begin_log(store, state)
     trained = _distil(model, training, method, batches, state, dtype=dtype, seed=seed, store=store, name=name)
     if state.step == 0:
         state.groups = _groups(model, training, method, batches, dtype)
@@ -99,7 +98,7 @@ def fit(
             state.phase, state.phase_step = number, 0
         optimiser = _optimiser(parameters, training)
         if optimiser_state is not None and state.phase_step:
-            optimiser.load_state_dict(optimiser_state)
+            optimiser.load_state_dict(distributed.optimiser_state(optimiser_state, optimiser))
         optimiser_state = None
         while state.phase_step < phase.steps:
             record = _step(model, training, method, batches, phase, state, optimiser, parameters, dtype)
@@ -113,12 +112,10 @@ def fit(
             state.seconds = round(earlier + time.monotonic() - clock, 3)
             record |= {"seconds": state.seconds}
             state.records.append(record)
-            with writing(store.log), open(store.log, "a") as file:
-                file.write(json.dumps(record) + "\n")
+            _append(store, record)
             progress.step(loss=record["loss"])
             if done or state.step % training.checkpoint_every == 0:
-                moments = None if done else optimiser.state_dict()
-                store.save(_changed(model, trained) | {"state": asdict(state), "optimiser": moments})
+                _save(store, model, trained, state, None if done else optimiser)
     model.eval()
     return _metrics(state, trained, training, batches)
 
@@ -150,10 +147,36 @@ def _distil(
         for record in method.distil(model, settings, windows, seed=seed, done=len(state.distilled), name=name):
             state.seconds = round(earlier + time.monotonic() - clock, 3)
             state.distilled.append(record | {"seconds": state.seconds})
-            with writing(store.log), open(store.log, "a") as file:
-                file.write(json.dumps(state.distilled[-1]) + "\n")
-            store.save(_changed(model, trained) | {"state": asdict(state), "optimiser": None})
+            _append(store, state.distilled[-1])
+            _save(store, model, trained, state, None)
     return trained
+
+
+def _begin_log(store: Checkpoints, state: State) -> None:
+    if distributed.rank() == 0:
+        lines = "".join(json.dumps(record) + "\n" for record in state.distilled + state.records)
+        with writing(store.log):
+            write_atomically(store.log, lines)
+
+
+def _append(store: Checkpoints, record: dict) -> None:
+    if distributed.rank() == 0:
+        with writing(store.log), open(store.log, "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+
+def _save(
+    store: Checkpoints,
+    model: PreTrainedModel,
+    trained: dict[str, Tensor],
+    state: State,
+    optimiser: torch.optim.Optimizer | None,
+) -> None:
+    """A checkpoint, made whole by all processes and written by the first."""
+    moments = None if optimiser is None else distributed.whole(optimiser.state_dict())
+    changed = _changed(model, trained)
+    if distributed.rank() == 0:
+        store.save(changed | {"state": asdict(state), "optimiser": moments})
 
 
 def learning_rate(phase: Phase, warmup: float, step: int) -> float:
@@ -198,20 +221,22 @@ def _step(
     with watch as watched:
         for part in range(training.accumulation):
             number = (training.skipped_steps + state.step) * training.accumulation + part
-            batch = batches[number].to(model.device)
+            batch = distributed.share(batches[number]).to(model.device)
             with products_in(dtype, model.device), method.auxiliary(model) as terms:
                 loss = mean_loss(model, batch)
-            total += loss.item() / training.accumulation
+            total += distributed.mean(loss.item()) / training.accumulation
             _check_finite("loss", total, state, phase)
             extra += sum(term.item() for term in terms) / training.accumulation
             loss = loss + sum(term.to(loss.device) for term in terms)
             (loss / training.accumulation).backward()
-        layers = [{key: layer[key] for key in LAYER_STATISTICS if key in layer} for layer in watched]
-    norm = torch.nn.utils.clip_grad_norm_(parameters, training.clip).item()
+        layers = [{key: distributed.mean(layer[key]) for key in LAYER_STATISTICS if key in layer} for layer in watched]
+    distributed.average(parameter.grad for parameter in parameters)
+    norm = distributed.clip(parameters, training.clip)
     _check_finite("gradient norm", norm, state, phase)
     optimiser.step()
     optimiser.zero_grad(set_to_none=True)
     method.after_step(model)
+    distributed.average(model.buffers())
     record = {
         "step": state.step + 1,
         "phase": phase.trains,
@@ -245,7 +270,7 @@ def _optimiser(parameters: Sequence[Tensor], training: Training) -> torch.optim.
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": training.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW([group for group in groups if group["params"]], betas=BETAS, fused=True)
+    return torch.optim.AdamW(distributed.optimiser_groups(groups), betas=BETAS, fused=True)
 
 
 def _first_windows(batches: TrainingBatches, count: int):
@@ -258,7 +283,7 @@ def _changed(model: PreTrainedModel, trained: dict[str, Tensor]) -> dict:
     kept = set(model.state_dict())
     buffers = {key: value for key, value in model.named_buffers() if key in kept}
     random = {"cpu": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all()}
-    tensors = {key: value.detach() for key, value in (trained | buffers).items()}
+    tensors = {key: distributed.whole(value.detach()) for key, value in (trained | buffers).items()}
     return {"tensors": tensors, "random": random}
 
 
@@ -266,7 +291,7 @@ def _changed(model: PreTrainedModel, trained: dict[str, Tensor]) -> dict:
 def _restore(model: PreTrainedModel, saved: dict) -> None:
     ours = dict(model.named_parameters()) | dict(model.named_buffers())
     for key, value in saved["tensors"].items():
-        ours[key].copy_(value)
+        ours[key].copy_(distributed.like(value, ours[key]))
     torch.set_rng_state(saved["random"]["cpu"])
     torch.cuda.set_rng_state_all(saved["random"]["cuda"])
 

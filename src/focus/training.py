@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
 
+from focus import distributed
 from focus.cache import cache_root
 from focus.checkpoint import Checkpoints, exclusive, publishing, writing
 from focus.corpora import documents
@@ -24,7 +26,7 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
     """Train one method and write its weights (a folder), its log (JSONL) and its result (JSON).
 
     model, corpus: manifests; checkpoints: a folder that only runs of this job share, where the log grows while the job
-    runs. A second process with the same folder waits for the first.
+    runs. A second process with the same folder waits for the first; the processes of one launch work together.
     """
     started = time.time()
     training = job.settings.training
@@ -32,11 +34,13 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
         raise UserError(f"method {job.method}: expected one with training, got kind {job.settings.kind}")
     settings, code = job.model_dump(mode="json"), digest(["focus.training"])
     revisions = {"model": revision_of(model), "corpus": revision_of(corpus)}
-    with exclusive(checkpoints) as waited:
-        if waited and finished(output, [weights, log], settings, code):
+    count = job.model_settings.processes
+    with distributed.processes(count), exclusive(checkpoints) if distributed.rank() == 0 else nullcontext() as waited:
+        if distributed.agreed(waited and finished(output, [weights, log], settings, code)):
             return
         method = METHODS[job.settings.kind]
-        network, tokenizer = load_model(model, job.model_settings.dtype, job.model_settings.placement)
+        placement = job.model_settings.placement if count == 1 else "cpu"
+        network, tokenizer = load_model(model, job.model_settings.dtype, placement)
         if training.from_scratch:
             torch.manual_seed(job.seed)
             network = type(network)(network.config).to(network.device).eval()
@@ -48,12 +52,16 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
             job.seed,
             separator=tokenizer.eos_token_id,
         )
+        base = list(network.parameters())
         method.attach(network, job.settings, window=job.model_settings.window, seed=job.seed)
         method.choose(network, method.training_attention(job.settings), None)
         if job.model_settings.gradient_checkpointing:
             network.activation_checkpointing_enable({"use_reentrant": False})
-        dtype = product_dtype(job.precision, network.device)
-        store = Checkpoints(checkpoints, fingerprint(settings, code, revisions, dtype, network.device))
+        if count > 1:
+            distributed.shard(network, base)
+        device = network.device
+        dtype = product_dtype(job.precision, device)
+        store = Checkpoints(checkpoints, fingerprint(settings, code, revisions, dtype, device))
         metrics = fit(
             network,
             training,
@@ -64,6 +72,9 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
             store=store,
             name=f"training {job.model} {job.method}",
         )
+        distributed.gather(network)
+        if distributed.rank() > 0:
+            return
         with publishing(weights) as folder:
             method.save(network, job.settings, folder)
         with writing(log):
@@ -79,6 +90,6 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
                 revisions=revisions,
                 backend=method.backend(network),
                 dtype=str(dtype).removeprefix("torch."),
-                device=network.device.type,
+                device=device.type,
             )
         store.remove()

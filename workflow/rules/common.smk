@@ -289,9 +289,18 @@ def memory(kind, job, least):
 
 
 def gpus(kind, job):
-    """GPUs, 0 where the environment is cpu."""
+    """GPUs, 0 where the environment is cpu; one for each process that trains."""
     found = predicted(kind, job)
-    return lambda wildcards: (found(wildcards) or prediction.NOTHING).gpus
+
+    def asked(wildcards):
+        count = (
+            job(wildcards).model_dump().get("model_settings", {}).get("processes", 1)
+        )
+        if kind == "training" and ON_GPU and count > 1:
+            return count
+        return (found(wildcards) or prediction.NOTHING).gpus
+
+    return asked
 
 
 def runtime(kind, job):
