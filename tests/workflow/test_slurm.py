@@ -146,10 +146,10 @@ def test_timings_take_a_node_for_themselves(cluster, slurm):
 
 @pytest.mark.skipif("FOCUS_WHOLE_SLURM" not in os.environ, reason="ten minutes of every core: set FOCUS_WHOLE_SLURM=1")
 def test_the_whole_smoke_scale_runs_through_it(cluster, slurm):
-    cluster.run(*SMOKE, *LONGER, timeout=2700)
+    cluster.run(*SMOKE, timeout=2700)
     assert {job["JobState"] for job in jobs(slurm)} <= {"COMPLETED", "CANCELLED", "TIMEOUT"}
     assert (cluster.folder / "results/smoke/report.html").stat().st_size
-    assert cluster.planned(*SMOKE, *LONGER) == {}
+    assert cluster.planned(*SMOKE) == {}
 
 
 def test_the_profile_keeps_what_everyone_has():
