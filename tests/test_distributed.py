@@ -1,6 +1,7 @@
 """Several processes: the same numbers as one, sharded weights, a run that is killed and resumes, clear refusals."""
 
 import json
+import re
 import subprocess
 import sys
 
@@ -102,7 +103,8 @@ def test_processes_that_die_resume_and_end_as_one_process_does(world, tmp_path):
     assert not world.outputs("cut")["output"].exists()
     resumed = train(world, settings, "cut")
     assert resumed.returncode == 0, resumed.stderr
-    assert resumed.stdout.count("resuming after step 6") == 1
+    # One process may be ended while the other still writes the checkpoint of step 6.
+    assert len(re.findall("resuming after step [46]", resumed.stdout)) == 1
     same(alone(world, job([CENTROIDS, EVERYTHING], 1)), outcome(world, "cut"))
 
 
