@@ -80,6 +80,12 @@ def test_verdicts(settings, value, error, verdict):
     assert verdicts_of.judge(Claim(**settings), value, error) == verdict
 
 
+def test_an_identity_over_several_tasks_allows_for_one_that_moves_by_chance():
+    claim = Claim(**IDENTITY | {"tolerance": 0.3})
+    assert [verdicts_of.judge(claim, 12.5, 5.8, of=of) for of in (1, 4)] == ["contradicted", "undecided"]
+    assert verdicts_of.judge(claim, 20.0, 5.8, of=4) == "contradicted"
+
+
 @given(value=st.floats(-100, 100), error=st.floats(0, 10))
 def test_an_ordering_and_its_opposite_never_both_hold(value, error):
     found = {verdicts_of.judge(Claim(**ORDERING | {"relation": name}), value, error) for name in ("below", "above")}

@@ -123,3 +123,9 @@ def test_two_results_are_the_same_exactly_when_their_metrics_are(tmp_path_factor
         (folders[-1] / "perplexity").mkdir()
         (folders[-1] / "perplexity/a.json").write_text(json.dumps({"metrics": {"x": metrics}, "provenance": {}}))
     assert bool(compare(*folders).differences) == (one != other)
+
+
+def test_a_damaged_result_is_one_line(runs):
+    (runs[1] / ROW).write_text('{"a":')
+    with pytest.raises(UserError, match=r"seed0\.json: expected JSON, got a damaged file"):
+        compare(*runs)

@@ -101,7 +101,7 @@ def test_counts_and_verdicts_are_those_of_the_claims(page):
 
 
 def test_contradictions_stand_on_top_with_their_numbers(page):
-    top = page.partition('id="claims"')[0]
+    top = page.partition('id="questions"')[0]
     for claim in json.loads((REFERENCE / "claims.json").read_text())["claims"]:
         assert (f'href="#claim-{claim["id"]}"' in top) == (
             claim["origin"] == "paper" and claim["verdict"] in ("contradicted", "reproduced", "within tolerance")
@@ -258,6 +258,8 @@ def test_a_partial_run_shows_what_it_has(tmp_path):
 
 
 def test_nothing_to_show_and_broken_claims_are_one_line(tmp_path):
+    with pytest.raises(UserError, match="expected a folder to write the page to, found none"):
+        report.write(tmp_path, tmp_path / "nowhere/report")
     with pytest.raises(UserError, match=r"expected claims\.json, tables or figures of a run, found none"):
         report.write(tmp_path, tmp_path / "report")
     (tmp_path / "claims.json").write_text('{"scale": "x"}')

@@ -56,7 +56,7 @@ def test_it_renders_with_every_claim_figure_and_table(page):
     assert {name.removeprefix("figure-") for name in visible(page, "figure")} == figures
     assert page.run("[...document.images].every(image => image.complete && image.naturalWidth > 100)")
     tables = {path.stem for path in (REFERENCE / "tables").glob("*.html")}
-    assert {name.removeprefix("table-") for name in visible(page, "details.exhibit")} == tables
+    assert {name.removeprefix("table-") for name in visible(page, "details[id^=table-]")} == tables
 
 
 def test_a_verdict_filters_the_claims_and_a_second_press_shows_all(page):
@@ -74,6 +74,7 @@ def test_a_verdict_filters_the_claims_and_a_second_press_shows_all(page):
 
 
 def test_claims_are_found_by_place_and_words_and_a_link_shows_a_hidden_one(page):
+    every = visible(page, "article.claim")
     page.run("document.querySelector('#by-place').value = 'Table 7'")
     page.run("document.querySelector('#filters').dispatchEvent(new Event('input'))")
     places = page.run("[...document.querySelectorAll('.claim:not([hidden])')].map(e => e.dataset.places)")
@@ -82,8 +83,7 @@ def test_claims_are_found_by_place_and_words_and_a_link_shows_a_hidden_one(page)
     page.click('#filters [type="reset"]')
     page.click("#by-text")
     page.type("fine-tuning every weight")
-    found = visible(page, "article.claim")
-    assert 0 < len(found) < 6
+    assert 0 < len(visible(page, "article.claim")) < len(every) / 10
     hidden = page.run("document.querySelector('.claim[hidden]').id")
     page.run(f"location.hash = {json.dumps(hidden)}")
     page.run("new Promise(done => setTimeout(done, 200))")

@@ -83,7 +83,7 @@ def _differences(path: str, one: Path, other: Path, result: Comparison) -> Itera
     if one.suffix != ".json":
         yield f"{path}: differs"
         return
-    contents = [json.loads(file.read_text()) for file in (one, other)]
+    contents = [_read(file) for file in (one, other)]
     if all("provenance" in content for content in contents):
         for name in ORIGIN:
             if contents[0]["provenance"].get(name) != contents[1]["provenance"].get(name):
@@ -92,6 +92,13 @@ def _differences(path: str, one: Path, other: Path, result: Comparison) -> Itera
     if unequal:
         more = f" (and {len(unequal) - 1} more)" if len(unequal) > 1 else ""
         yield f"{path}: {unequal[0]}{more}"
+
+
+def _read(file: Path):
+    try:
+        return json.loads(file.read_text())
+    except ValueError as error:
+        raise UserError(f"{file}: expected JSON, got a damaged file: {error}") from None
 
 
 def _untimed_lines(table: Path) -> list[list[str]]:

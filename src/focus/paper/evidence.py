@@ -85,7 +85,9 @@ def judged(
 ) -> dict:
     """One seed: its verdict, and each number with its own, beside what else was `seen` of it."""
     each = [
-        one._asdict() | {"verdict": judge(claim, one.value, one.error) if comparable else "not comparable"} | seen(one)
+        one._asdict()
+        | {"verdict": judge(claim, one.value, one.error, of=len(measured)) if comparable else "not comparable"}
+        | seen(one)
         for one in measured
     ]
     return {"verdict": worst([one["verdict"] for one in each]), "measured": each}

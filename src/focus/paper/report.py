@@ -45,6 +45,9 @@ def write(
     `experiment` gives the figures their titles, `captions` is the folder of their texts, `config_files` are what the
     commands name after --configfile. Raises UserError when the folder has neither claims, tables nor figures.
     """
+    folder = Path(output_prefix).parent
+    if not folder.is_dir():
+        raise UserError(f"{folder}: expected a folder to write the page to, found none")
     shown = content(Path(results), experiment, captions, config_files)
     figures = shown["figures"] + shown["our_figures"]
     report_exhibits.draw(figures, LARGEST - len(_rendered(TEMPLATES[".html"], shown).encode()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import NormalDist
+
 from focus.paper import printed
 from focus.paper.claim import Claim
 
@@ -10,11 +12,15 @@ ROUNDING = 1e-2  # percent of a perplexity by which kernels differ that add in a
 WORST_FIRST = ("contradicted", "undecided", "within tolerance", "reproduced", "not comparable")
 
 
-def judge(claim: Claim, value: float, error: float) -> str:
-    """The verdict on one measured number, change or difference with its standard error."""
-    return {"ordering": _ordering, "bound": _bound, "identity": _identity, "value": _value}[claim.kind](
-        claim, value, error
-    )
+def judge(claim: Claim, value: float, error: float, *, of: int = 1) -> str:
+    """The verdict on one measured number, change or difference with its standard error.
+
+    `of`: how many numbers, one for each task, an identity must hold for. One that moves by chance is no contradiction,
+    so the more there are, the wider is the interval of each (Bonferroni, 95 % over all).
+    """
+    if claim.kind == "identity":
+        return _identity(claim, value, error, max(2.0, NormalDist().inv_cdf(1 - 0.025 / of)))
+    return {"ordering": _ordering, "bound": _bound, "value": _value}[claim.kind](claim, value, error)
 
 
 def worst(verdicts: list[str]) -> str:
@@ -49,11 +55,11 @@ def _bound(claim: Claim, value: float, error: float) -> str:
     return "contradicted" if room + claim.tolerance < -2 * error else "undecided"
 
 
-def _identity(claim: Claim, value: float, error: float) -> str:
-    most = abs(value) + 2 * error
+def _identity(claim: Claim, value: float, error: float, errors: float) -> str:
+    most = abs(value) + errors * error
     if most <= claim.tolerance:
         return "reproduced" if most <= EXACT else "within tolerance"
-    return "contradicted" if abs(value) - 2 * error > claim.tolerance else "undecided"
+    return "contradicted" if abs(value) - errors * error > claim.tolerance else "undecided"
 
 
 def _value(claim: Claim, value: float, error: float) -> str:
