@@ -88,11 +88,11 @@ def train(
     job: Job, model: Model, corpus: Corpus, weights: Weights, log: Log, checkpoints: Checkpoints, output: Output
 ) -> None:
     """Train one method on one model and corpus."""
-    from focus import distributed, training
+    from focus import launch, training
     from focus.jobs import TrainJob
 
     settings = _settings(TrainJob, job)
-    code = distributed.launch(settings)
+    code = launch.launch(settings)
     if code is not None:
         sys.exit(code)
     training.run(
