@@ -1,8 +1,9 @@
 """The workflow through a real SLURM of one machine, with profiles/slurm.
 
-The whole smoke scale takes ten minutes of every core, so it runs only when asked:
+The whole smoke scale takes ten minutes of every core, a job's time limit and a timing minutes of waiting; they run when
+asked:
 
-    FOCUS_WHOLE_SLURM=1 pytest tests/workflow/test_slurm.py -k whole
+    FOCUS_WHOLE_SLURM=1 pytest tests/workflow/test_slurm.py
 """
 
 import os
@@ -17,6 +18,8 @@ import yaml
 from conftest import ROOT, Checkout
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+
+ASKED = pytest.mark.skipif("FOCUS_WHOLE_SLURM" not in os.environ, reason="takes minutes: set FOCUS_WHOLE_SLURM=1")
 
 # A machine of its own needs no patience with a shared file system or a busy controller.
 PROFILE = ("--profile", "profiles/slurm", "--slurm-init-seconds-before-status-checks", "8", "--latency-wait", "10")
@@ -98,6 +101,7 @@ def test_rules_ask_for_gpus_by_the_name_that_the_executor_reads():
         assert not re.search(r"^\s+(gpus|nvidia_gpu)=", file.read_text(), re.MULTILINE), f"{file.name}: expected gpu="
 
 
+@ASKED
 def test_a_job_that_ran_out_of_time_is_tried_again_with_more(small, slurm):
     (small.folder / "Snakefile").write_text(LATE)
     before = len(jobs(slurm)) if (slurm / "jobs.txt").exists() else 0
@@ -137,6 +141,7 @@ def test_rows_run_through_it_and_downloads_and_tables_stay_at_home(cluster):
     assert cluster.planned(table, *SMOKE, *LONGER) == {}
 
 
+@ASKED
 def test_timings_take_a_node_for_themselves(cluster, slurm):
     """Though this job asks for one core."""
     printed = cluster.run("table6", *SMOKE, *LONGER, "--set-threads", "bench_attention=1")
@@ -144,7 +149,7 @@ def test_timings_take_a_node_for_themselves(cluster, slurm):
     assert jobs(slurm)[-1]["ProcCnt"] == str(len(os.sched_getaffinity(0)))
 
 
-@pytest.mark.skipif("FOCUS_WHOLE_SLURM" not in os.environ, reason="ten minutes of every core: set FOCUS_WHOLE_SLURM=1")
+@ASKED
 def test_the_whole_smoke_scale_runs_through_it(cluster, slurm):
     cluster.run(*SMOKE, timeout=2700)
     assert {job["JobState"] for job in jobs(slurm)} <= {"COMPLETED", "CANCELLED", "TIMEOUT"}
