@@ -62,9 +62,11 @@ def test_a_window_of_the_methods_own_wins(overlay):
     assert (job.settings.window, job.settings.adapter.window, job.model_settings.window) == (128, 128, 128)
 
 
-def test_a_longer_context_is_evaluated_on_as_many_tokens(overlay):
-    job = jobs.perplexity_job(overlay("seeds: [0]"), "gpt2-mini", "austen", "focus", "hard-k2-t4096", 0)
-    assert (job.attention, job.top_k, job.model_settings.context, job.perplexity.windows) == ("hard", 2, 4096, 4)
+@pytest.mark.parametrize(("windows", "expected"), [(16, 4), (8, 2), (4, 2)])
+def test_a_longer_context_is_evaluated_on_as_many_tokens_in_two_windows_at_least(overlay, windows, expected):
+    experiment = overlay(f"evaluation: {{perplexity: {{windows: {windows}}}}}")
+    job = jobs.perplexity_job(experiment, "gpt2-mini", "austen", "focus", "hard-k2-t4096", 0)
+    assert (job.attention, job.top_k, job.model_settings.context, job.perplexity.windows) == ("hard", 2, 4096, expected)
 
 
 def test_schema_is_in_step():

@@ -26,7 +26,6 @@ from focus.methods.structural import Call, LayerState, Structural
 from focus.progress import Progress
 from focus.provenance import write_result
 
-ROUNDS = 5
 SHORTEST = 1024
 QUADRATIC = "not run: quadratic memory"
 
@@ -98,7 +97,7 @@ def _measure(job: MethodsJob) -> list[dict]:
             identity: Case(rows[0], [f"{row.method}/{variant_of(row.attention, row.top_k)}" for row in rows])
             for identity, rows in groups.items()
         }
-        _take_turns(job, length, cases, earlier, rounds=ROUNDS if length in job.lengths else 1)
+        _take_turns(job, length, cases, earlier, rounds=job.rounds if length in job.lengths else 1)
         for identity, case in cases.items():
             if case.times:
                 earlier[identity].append((length, min(case.times)))

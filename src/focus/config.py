@@ -226,6 +226,7 @@ class Speed(AttentionBenchmark):
     method_seconds: Positive = Field(
         300.0, description="most time for a method at a length; one expected to need more for one call is not run"
     )
+    method_rounds: Count = Field(5, description="most times that each method is timed at a length, in turns")
 
     @property
     def attention(self) -> AttentionBenchmark:

@@ -126,7 +126,7 @@ class TimedRow(Strict):
 
 
 class MethodsJob(Strict):
-    """Time the attention of every method; `seconds` is the most for a method at a length."""
+    """Time the attention of every method; `seconds` and `rounds` are the most for a method at a length."""
 
     rows: list[TimedRow]
     lengths: list[Count]
@@ -135,6 +135,7 @@ class MethodsJob(Strict):
     device: TimedOn = "auto"
     dtype: TimedIn = "auto"
     seconds: Positive
+    rounds: Count = 5
     seed: NonNegative
 
 
@@ -159,12 +160,13 @@ def perplexity_job(
 ) -> PerplexityJob:
     """The job that measures one row's perplexity; `variant` is `Row.variant`.
 
-    A row with a context of its own is evaluated on as many tokens as the others, in fewer windows.
+    A row with a context of its own is evaluated on as many tokens as the others, in fewer windows, but two at least:
+    one has no standard error.
     """
     common, perplexity = _common(experiment, model, corpus, method, seed), experiment.evaluation.perplexity
     _, _, context = variant.partition("-t")
     if context:
-        windows = max(1, perplexity.windows * common["model_settings"].context // int(context))
+        windows = max(2, perplexity.windows * common["model_settings"].context // int(context))
         perplexity = perplexity.model_copy(update={"windows": windows})
         common["model_settings"] = common["model_settings"].model_copy(update={"context": int(context)})
     return PerplexityJob(**common, **_attention(variant), perplexity=perplexity)
@@ -259,6 +261,7 @@ def methods_job(experiment: Experiment) -> MethodsJob:
         device=speed.device,
         dtype=speed.dtype,
         seconds=speed.method_seconds,
+        rounds=speed.method_rounds,
         seed=speed.seed,
     )
 
