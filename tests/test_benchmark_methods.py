@@ -8,7 +8,7 @@ from paper_results import experiment
 
 from focus import benchmark_methods, jobs
 from focus.benchmark_methods import distinct, expected, run
-from focus.config import Experiment, Speed, variant_of
+from focus.config import Experiment, variant_of
 from focus.methods import METHODS
 from focus.methods.structural import LayerState, Masked
 from focus.provenance import read_result
@@ -97,7 +97,7 @@ def test_a_run_times_every_case_at_every_length(measured):
             assert "speedup" not in case
         else:
             assert case["speedup"] == pytest.approx(case["full_ms"] / case["ms"])
-            assert case["repeats"] == Speed().method_rounds
+            assert case["repeats"] == settings().speed.method_rounds
     named = {case["rows"][0]: case for case in cases if case["length"] == 512}
     assert named["window/full"]["how"].startswith("window, ")
     assert named["window/full"]["pairs_kept"] < named["window-sinks/full"]["pairs_kept"] < 0.1
@@ -149,13 +149,13 @@ def test_any_structural_method_runs_its_own_attend(measured, slow):
     assert case["speedup"] < 1
     assert case["pairs_kept"] is None
     assert set(slow.calls) == {((1, 2, 256, 8), (2, 8), False)}
-    assert len(slow.calls) == 2 * Speed().method_rounds
+    assert len(slow.calls) == 2 * settings().speed.method_rounds
 
 
 def test_what_would_take_too_long_is_not_run_and_says_so(measured, slow):
     cases = measured(method_lengths=[512, 4096], method_seconds=0.05)["metrics"]["cases"]
     short, long = (case for case in cases if case["rows"] == ["window/full"])
-    assert 1 <= short["repeats"] < Speed().method_rounds
+    assert 1 <= short["repeats"] < settings().speed.method_rounds
     assert long["reason"].startswith("not run: expected to take ")
     assert "speedup" not in long
     assert max(shape[2] for shape, *_ in slow.calls) == 512

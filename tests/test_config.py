@@ -180,6 +180,12 @@ def test_readme_explains_every_key():
             "evaluation.generation.max_new_tokens: expected less than the 1024 positions of gpt2-mini, "
             "which tables.table1 shows, got 1024",
         ),
+        (
+            "models: [gpt2-mini, mistral-7b-from-scratch]\n"
+            "model_settings: {mistral-7b-from-scratch: {context: 512, window: 64}}",
+            "method: expected a method that trains from scratch, since mistral-7b-from-scratch has no weights, "
+            "got pretrained",
+        ),
     ],
 )
 def test_a_mistake_names_file_and_key_in_one_line(overlay, text, line):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import GPT2Config, GPT2LMHeadModel, GPT2TokenizerFast, LlamaConfig, LlamaForCausalLM
 
 from focus import conversion, models
@@ -137,6 +138,25 @@ def test_trained_model_travels_with_its_manifest(trained, tmp_path):
     assert torch.equal(model(torch.arange(8)[None]).logits, logits)
     assert tokenizer("Hello world").input_ids == [15496, 995]
     assert next(models.load_model(moved, dtype="bfloat16")[0].parameters()).dtype == torch.bfloat16
+
+
+def test_a_shape_without_weights_is_drawn_by_the_seed(trained):
+    path, logits = trained
+    folder = path.parent / "tiny-gpt2"
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    manifest = models.read_manifest(path)
+    files = {name: known for name, known in manifest["files"].items() if name != "model.safetensors"}
+    path.write_text(json.dumps(manifest | {"kind": "shape", "folder": str(folder), "files": files}))
+    torch.manual_seed(0)
+    model, tokenizer = models.load_model(path)
+    assert {name: tensor.shape for name, tensor in model.state_dict().items() if name in weights} == {
+        name: tensor.shape for name, tensor in weights.items()
+    }
+    assert not model.training
+    assert torch.equal(model(torch.arange(8)[None]).logits, logits)
+    assert tokenizer("Hello world").input_ids == [15496, 995]
+    assert next(models.load_model(path, dtype="bfloat16")[0].parameters()).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "model.safetensors"])

@@ -127,6 +127,25 @@ def test_training_everything_holds_gradients_and_averages_and_checkpointing_save
     assert with_all.seconds < saved.seconds
 
 
+def test_processes_share_weights_and_windows_and_each_loads_the_model(paper):
+    job = jobs.train_job(paper, "mistral-7b-from-scratch", "openwebtext", "scratch", 0)
+    assert job.settings.training.batch_size == 64
+    alone, together = (
+        on_gpu(
+            "training",
+            job.model_copy(update={"model_settings": job.model_settings.model_copy(update={"processes": n})}),
+        )
+        for n in (1, 8)
+    )
+    assert together.gpus == 8
+    assert together.seconds == pytest.approx(alone.seconds / 8, rel=0.01)
+    assert together.host == 8 * alone.host
+    weights = SHAPES["mistral-7b"].parameters * (4 + 2 + 12) / 2**20
+    assert weights < together.device < alone.device + 8 * prediction.CUDA_PROCESS
+    tokens = sum(phase.steps for phase in job.settings.training.phases) * 64 * job.settings.training.accumulation * 1024
+    assert tokens == pytest.approx(2e9, rel=0.001)
+
+
 def test_operations_of_large_models_decide_and_launches_of_small_ones(paper):
     """7B, everything frozen but centroids, checkpointed: 3 forward passes of 2 operations a weight and token."""
     steps = paper.methods["focus-paper"].training.phases[0].steps
@@ -211,10 +230,11 @@ def test_timings_on_a_gpu_take_their_settings_seconds_or_one_call(paper):
 
 
 def test_every_published_model_has_a_shape_and_a_size():
-    from focus.models import PUBLISHED
+    from focus.models import PUBLISHED, REGISTRY
 
-    assert set(prediction.PUBLISHED_BYTES) == set(PUBLISHED)
-    assert set(PUBLISHED) <= set(KNOWN)
+    drawn = {name for name, entry in REGISTRY.items() if entry.drawn}
+    assert set(prediction.PUBLISHED_BYTES) == {*PUBLISHED, *drawn} <= set(KNOWN)
+    assert {prediction.download(name) for name in drawn} == {0}
     assert prediction.download("mistral-7b") == pytest.approx(14.48e9 / 2**20, rel=0.01)
     assert prediction.download("pg19") and prediction.download("austen") is None
 

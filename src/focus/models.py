@@ -1,7 +1,8 @@
 """The registry of models: where each comes from, under what licence, and how it becomes a folder of safetensors.
 
 A manifest is a small JSON file that stands for a model in the workflow. One of kind "fetched" points into the cache,
-one of kind "trained" to a folder beside itself, one of kind "tokenizer" to the tokenizer of a model that a rule trains.
+one of kind "trained" to a folder beside itself, one of kind "tokenizer" to the tokenizer of a model that a rule trains,
+one of kind "shape" to the config and tokenizer of a model whose weights a method draws anew (training.from_scratch).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class ModelEntry:
 
     `build(source, folder)` writes what transformers loads; `parameters` and `positions`, the most tokens it can read,
     are None where the config decides them; `trained` marks a model whose weights a rule makes, so that only its
-    tokenizer is fetched.
+    tokenizer is fetched, `drawn` one whose weights methods draw, so that only its config and tokenizer are.
     """
 
     sources: tuple[Source, ...]
@@ -34,6 +35,7 @@ class ModelEntry:
     parameters: int | None = None
     positions: int | None = None
     trained: bool = False
+    drawn: bool = False
 
 
 def _smollm2(source: Path, folder: Path) -> None:
@@ -134,6 +136,14 @@ REGISTRY = {
         )
         for name, (repository, revision, licence, positions) in PUBLISHED.items()
     },
+    "mistral-7b-from-scratch": ModelEntry(
+        sources=(HubFiles(*PUBLISHED["mistral-7b"][:2], patterns=("*.json",)),),
+        build=hub.copy_flat,
+        licence=PUBLISHED["mistral-7b"][2],
+        note="the shape and tokenizer of Mistral 7B, weights drawn at random",
+        positions=PUBLISHED["mistral-7b"][3],
+        drawn=True,
+    ),
     "gpt2-mini": ModelEntry(
         sources=GPT2_TOKENIZER,
         build=_gpt2_tokenizer,
@@ -176,7 +186,7 @@ def fetch_model(name: str) -> dict:
     return {
         "manifest_version": MANIFEST_VERSION,
         "name": name,
-        "kind": "tokenizer" if model.trained else "fetched",
+        "kind": "tokenizer" if model.trained else "shape" if model.drawn else "fetched",
         "folder": location,
         "licence": model.licence,
         "note": model.note,
@@ -236,18 +246,23 @@ def load_model(manifest_path: Path, dtype: str = "float32", placement: str = "si
     """The model in evaluation mode and its tokenizer.
 
     `dtype` is the weights' ("float32" or "bfloat16"); `placement` is "single" (the GPU if there is one, else the CPU),
-    "cpu", or "auto" (spread over all devices by accelerate). Raises UserError for a manifest without weights.
+    "cpu", or "auto" (spread over all devices by accelerate). A manifest of kind "shape" gives random weights. Raises
+    UserError for one of a tokenizer.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
     folder = resolve(manifest_path)
     if not (folder / "config.json").is_file():
         raise UserError(f"{manifest_path}: expected a model with weights, got a tokenizer")
-    device_map = {"device_map": "auto"} if placement == "auto" else {}
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=getattr(torch, dtype), local_files_only=True, **device_map
-    )
+    if read_manifest(manifest_path)["kind"] == "shape":
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
+    else:
+        device_map = {"device_map": "auto"} if placement == "auto" else {}
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=getattr(torch, dtype), local_files_only=True, **device_map
+        )
     if placement == "single" and torch.cuda.is_available():
         model.to("cuda")
     return model.eval(), AutoTokenizer.from_pretrained(folder, local_files_only=True)

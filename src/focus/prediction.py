@@ -3,7 +3,8 @@
 A pass takes as long as the longest of three: its products at the rate that the hardware reaches, the bytes of weights
 that it reads, the launches of its layers; then the arrays of T x T scores that some attentions write and read again.
 Memory is the weights, with gradients and AdamW's averages where everything trains, what the backward pass keeps, a
-piece of the logits, the cache, and the process. Centroids and LoRA are too small to count.
+piece of the logits, the cache, and the process. Centroids and LoRA are too small to count. Processes that train
+together share windows and weights; what they send one another is not counted.
 
 A hard mask counts as full attention and a padded batch as its real tokens. Nothing here imports torch.
 """
@@ -60,8 +61,9 @@ DOWNLOADS = TEXTS | {"pg19": 0.4, "wikitext103": 0.4, "openwebtext": 6.5}
 PUBLISHED_BYTES = {
     **dict.fromkeys(("gpt2-124m", "gpt2-774m", "gpt2-1.5b", "olmo2-7b", "gemma2-9b"), 4),
     **dict.fromkeys(("mistral-7b", "mistral-7b-instruct", "qwen2.5-7b", "llama2-13b", "llama2-70b"), 2),
+    "mistral-7b-from-scratch": 0,
 }
-"""Of a weight, as a model of the hub is published."""
+"""Of a weight, as a model of the hub is published; 0 where only its shape is taken."""
 MEMORY_MARGIN, TIME_MARGIN, LEAST_MINUTES = 1.2, 3, 15
 """What a job asks for over what is predicted: a test holds memory to 1.5 times, mostly 1.2, and seconds to 2."""
 WITHOUT_GPU = {"bits"}
@@ -131,9 +133,10 @@ def predict(
     beside += text_memory(_corpora(kind, settings)) + job.restored / MIB
     disk = shape.parameters * BYTES["float32"] / MIB if job.everything else 1.0
     if not gpu:
-        return Prediction(seconds, PROCESS + (job.weights + changing) / MIB + beside, disk)
-    device = CUDA_PROCESS + (job.weights + FRAGMENTS * changing) / MIB
-    return Prediction(seconds, HOST + job.staged / MIB + beside, disk, device, _gpus(device, hardware))
+        return Prediction(seconds, job.processes * (PROCESS + beside + changing / MIB) + job.weights / MIB, disk)
+    device = job.processes * (CUDA_PROCESS + FRAGMENTS * changing / MIB) + job.weights / MIB
+    host = job.processes * (HOST + job.staged / MIB + beside)
+    return Prediction(seconds, host, disk, device, max(job.processes, _gpus(device, hardware)))
 
 
 def _gpus(device: float, hardware: Hardware) -> int:
@@ -221,6 +224,11 @@ class _Job:
     @property
     def _is_training(self) -> bool:
         return "precision" in self.settings
+
+    @property
+    def processes(self) -> int:
+        """How many train together."""
+        return self._model.get("processes", 1) if self._is_training else 1
 
     @property
     def _moves_everything(self) -> bool:
@@ -334,7 +342,7 @@ def _dense(settings: Mapping) -> bool:
 
 def _training(settings: Mapping) -> Iterator[Pass]:
     plan, context = settings["settings"]["training"], settings["model_settings"]["context"]
-    tokens, dense = plan["batch_size"] * context, _dense(settings)
+    tokens, dense = plan["batch_size"] / settings["model_settings"].get("processes", 1) * context, _dense(settings)
     for phase in plan["phases"]:
         trains = "everything" if phase["trains"] == "everything" else "part"
         yield Pass(phase["steps"] * plan["accumulation"], tokens, context, trains, dense)

@@ -54,9 +54,7 @@ def load(files: list[Path], overrides: Sequence[str] = ()) -> Experiment:
     except ValidationError as error:
         found = mistake(error, Experiment)
         raise UserError(f"{_home(found.key, layers)}: {found.line}") from None
-    for key, problem in chain(
-        _unregistered(experiment), _misplaced(experiment), _exhibits(experiment), _too_long(experiment)
-    ):
+    for key, problem in chain.from_iterable(check(experiment) for check in CHECKS):
         raise UserError(f"{_home(key, layers)}: {key}: {problem}")
     return experiment
 
@@ -176,6 +174,21 @@ def _unregistered(experiment: Experiment) -> Iterator[tuple[str, str]]:
             yield key, f"expected a corpus of the registry ({among(known)}), {instead(corpus, known)}"
 
 
+def _untrained(experiment: Experiment) -> Iterator[tuple[str, str]]:
+    """(key, problem) for every row that would take the weights of a model that has none."""
+    drawn = [model for model in experiment.models if models.REGISTRY[model].drawn]
+    for kind in ("tables", "figures"):
+        for name, exhibit in getattr(experiment, kind).items():
+            for model in drawn:
+                if model not in (exhibit.models or experiment.models):
+                    continue
+                for number, row in enumerate(exhibit.rows):
+                    training = experiment.methods[row.method].training
+                    if training is None or not training.from_scratch:
+                        expected = f"expected a method that trains from scratch, since {model} has no weights"
+                        yield f"{kind}.{name}.rows.{number}.method", f"{expected}, got {row.method}"
+
+
 def _misplaced(experiment: Experiment) -> Iterator[tuple[str, str]]:
     """(key, problem) for every key a file gives that another key decides; jobs, written in full, may hold both."""
     if experiment.scale == "reference":
@@ -219,6 +232,10 @@ def _too_long(experiment: Experiment) -> Iterator[tuple[str, str]]:
                 if exhibit.generation and answer >= positions:
                     expected = f"expected less than the {positions} positions of {model}, which {kind}.{name} shows"
                     yield "evaluation.generation.max_new_tokens", f"{expected}, got {answer}"
+
+
+CHECKS = (_unregistered, _misplaced, _exhibits, _too_long, _untrained)
+"""In this order: the later ones look up what the earlier ones found to be there."""
 
 
 def _home(key: str, layers: list[tuple[str, Mapping]]) -> str:

@@ -43,7 +43,9 @@ def run(job: TrainJob, *, model: Path, corpus: Path, weights: Path, log: Path, c
         network, tokenizer = load_model(model, job.model_settings.dtype, placement)
         if training.from_scratch:
             torch.manual_seed(job.seed)
-            network = type(network)(network.config).to(network.device).eval()
+            kind, config, device = type(network), network.config, network.device
+            del network  # two large models at a time would not fit
+            network = kind(config).to(device).eval()
         texts = tokenise(documents(corpus, "train"), tokenizer, cache_root() / "tokens")
         batches = training_batches(
             texts,

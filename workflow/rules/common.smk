@@ -297,16 +297,7 @@ def memory(kind, job, least):
 def gpus(kind, job):
     """GPUs, 0 where the environment is cpu; one for each process that trains."""
     found = predicted(kind, job)
-
-    def asked(wildcards):
-        count = (
-            job(wildcards).model_dump().get("model_settings", {}).get("processes", 1)
-        )
-        if kind == "training" and ON_GPU and count > 1:
-            return count
-        return (found(wildcards) or prediction.NOTHING).gpus
-
-    return asked
+    return lambda wildcards: (found(wildcards) or prediction.NOTHING).gpus
 
 
 def runtime(kind, job):

@@ -60,12 +60,20 @@ class Line:
         return [(end, next(each["phase"] for each in records if each["step"] > end)) for end in ends[:-1]]
 
 
-def write(figure: str, exhibit: Exhibit, experiment: Experiment, results_root: Path, output_prefix: Path) -> None:
+def write(
+    figure: str,
+    exhibit: Exhibit,
+    experiment: Experiment,
+    results_root: Path,
+    output_prefix: Path,
+    *,
+    partial: bool = False,
+) -> None:
     """Write `output_prefix`.pdf and .png: a panel a model, and one more where some rows close a path to collapse.
 
-    Raises UserError when a log is missing or holds no probe.
+    Raises UserError when a log is missing, unless `partial`, or holds no probe.
     """
-    found = lines(exhibit, experiment, results_root)
+    found = lines(exhibit, experiment, results_root, partial=partial)
     panels = [panel for model in dict.fromkeys(line.model for line in found) for panel in _panels(model, found)]
     if not panels:
         raise UserError(f"figures.{figure}.models: expected one that this run covers, got {exhibit.models}")
@@ -82,8 +90,11 @@ def write(figure: str, exhibit: Exhibit, experiment: Experiment, results_root: P
         save(canvas, output_prefix)
 
 
-def lines(exhibit: Exhibit, experiment: Experiment, root: Path) -> list[Line]:
-    """Every method of the exhibit on every model that this run covers, in the order of the config."""
+def lines(exhibit: Exhibit, experiment: Experiment, root: Path, *, partial: bool = False) -> list[Line]:
+    """Every method of the exhibit on every model that this run covers, in the order of the config.
+
+    A partial run's lines are those of the seeds whose logs are there.
+    """
     found = {}
     for model in exhibit.models or experiment.models:
         for row in exhibit.rows if model in experiment.models else []:
@@ -91,8 +102,10 @@ def lines(exhibit: Exhibit, experiment: Experiment, root: Path) -> list[Line]:
             label = f"{method.label}, {row.corpus}" if row.corpus else method.label
             seeds = experiment.seeds_of(model, row.method)
             cell = Path(root) / "training" / model / corpus / row.method
-            probed = {seed: _probed(cell / f"seed{seed}" / "log.jsonl", label) for seed in seeds}
-            found[cell] = Line(model, row.method, label, method.adapter, probed)
+            logs = {seed: cell / f"seed{seed}" / "log.jsonl" for seed in seeds}
+            probed = {seed: _probed(log, label) for seed, log in logs.items() if log.exists() or not partial}
+            if probed:
+                found[cell] = Line(model, row.method, label, method.adapter, probed)
     return list(found.values())
 
 

@@ -12,13 +12,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
+from typing import get_type_hints
 
 import pandas
 
+from focus import jobs
 from focus.config import Exhibit, Experiment, Row
 from focus.errors import UserError
 from focus.paper import printed, statistics
 from focus.provenance import read_result
+from focus.strict import Strict
 
 TASKS = {
     "hellaswag": "HellaSwag",
@@ -27,6 +30,10 @@ TASKS = {
     "lambada": "LAMBADA",
     "truthfulqa_mc1": "TruthfulQA MC1",
     "gsm8k": "GSM8K",
+}
+JOBS = {
+    **{"perplexity": jobs.perplexity_job, "downstream": jobs.downstream_job, "generation": jobs.generation_job},
+    **{"long_inputs": jobs.long_inputs_job, "recall": jobs.recall_job},
 }
 COLUMNS = [
     *("model", "corpus", "row", "method", "variant", "seed", "metric", "value", "standard_error", "against"),
@@ -120,7 +127,7 @@ def gather(exhibit: Exhibit, experiment: Experiment, root: Path, *, partial: boo
     """All rows of an exhibit, model by model in the order of the config.
 
     A model that this run leaves out becomes an entry with a reason. Raises UserError when a result is missing, unless
-    `partial`: then the entry carries the reason, and the seeds that there are.
+    `partial`: then the entry carries the reason, and the seeds that there are with the settings of this scale.
     """
     return [
         _entry(exhibit, experiment, Path(root), model, row, partial)
@@ -217,6 +224,12 @@ def _entry(exhibit: Exhibit, experiment: Experiment, root: Path, model: str, row
         missing = [path for path in paths.values() if not (root / path).exists()]
         if missing and not partial:
             raise UserError(f"{root / missing[0]}: expected the result of {known.label} on {model}, found none")
+        place = (model, corpus, row.method, row.variant, seed)
+        if partial and not missing:
+            other = [
+                path for name, path in paths.items() if _settings(root / path, name) != JOBS[name](experiment, *place)
+            ]
+            missing = [f"{path} with this scale's settings" for path in other]
         if missing:
             lacking[seed] = missing
             continue
@@ -239,6 +252,11 @@ def _read(path: Path, model: str, row: Row, seed: int) -> dict:
     if found != (model, row.method, seed):
         raise UserError(f"{path}: expected a result of {model}, {row.method}, seed {seed}, got {found}")
     return result
+
+
+def _settings(path: Path, measure: str) -> Strict:
+    """The job that a result file says it is of."""
+    return get_type_hints(JOBS[measure])["return"].model_validate(read_result(path)["settings"])
 
 
 def _metrics(

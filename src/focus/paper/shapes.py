@@ -78,10 +78,11 @@ SHAPES = {
 
 OTHERS = {
     "mistral-7b-instruct": SHAPES["mistral-7b"],
+    "mistral-7b-from-scratch": SHAPES["mistral-7b"],
     "gemma2-9b": Shape("gemma2", 256000, 3584, 42, 16, 8, 14336, softcap=True, head_size=256, tied=True),
     "smollm2-135m-instruct": Shape("llama", 49152, 576, 30, 9, 3, 1536, tied=True),
 }
-"""Further models of the registry whose weights are published."""
+"""Further models of the registry, but for those that a rule trains."""
 
 
 def gpt2_shape(plan: dict) -> Shape:

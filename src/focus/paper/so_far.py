@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
 
 from focus.config import FIGURE_MODULES, TABLE_MODULES, Exhibit, Experiment
 from focus.errors import UserError
-from focus.paper import claims, report, rows
+from focus.paper import claims, dominance, report, rows
 
 
 def write(experiment: Experiment, results: Path, claims_file: Path, captions: Path | None = None) -> Iterator[str]:
@@ -26,7 +25,8 @@ def write(experiment: Experiment, results: Path, claims_file: Path, captions: Pa
             state = _state(exhibit, experiment, results)
             if state:
                 try:
-                    _write(import_module(modules[exhibit.shows]), name, exhibit, experiment, results, kind)
+                    module = import_module(modules[exhibit.shows])
+                    module.write(name, exhibit, experiment, results, results / kind / name, partial=True)
                     made += 1
                 except UserError as error:
                     state = f"left out: {error}"
@@ -38,15 +38,11 @@ def write(experiment: Experiment, results: Path, claims_file: Path, captions: Pa
     yield f"{results / 'report.html'}: verdicts, tables and figures of what there is"
 
 
-def _write(module: ModuleType, name: str, exhibit: Exhibit, experiment: Experiment, results: Path, kind: str) -> None:
-    more = {} if exhibit.shows == "dominance" else {"partial": True}
-    module.write(name, exhibit, experiment, results, results / kind / name, **more)
-
-
 def _state(exhibit: Exhibit, experiment: Experiment, results: Path) -> str:
     """How many rows have results, and how many of every seed; nothing where no row has."""
     if exhibit.shows == "dominance":
-        return "from the logs of training"
+        drawn = dominance.lines(exhibit, experiment, results, partial=True)
+        return f"{len(drawn)} curves from the logs of training" if drawn else ""
     entries = rows.gather(exhibit, experiment, results, partial=True)
     begun = sum(bool(entry.runs) for entry in entries)
     whole = sum(bool(entry.runs) and not entry.reason for entry in entries)
