@@ -79,6 +79,7 @@ def content(
         "control_counts": report_claims.counts([claim for claim in claims if claim["origin"] != "paper"]),
         "resting": claims_page.resting(papers) if any(claim["same_as"] for claim in papers) else "",
         "signs": report_claims.VERDICTS,
+        "meanings": report_claims.MEANINGS,
         "contradicted": [claim for claim in measured_first if claim["verdict"] == "contradicted"],
         "holding": [claim for claim in measured_first if claim["verdict"] in ("reproduced", "within tolerance")],
         "shortlist": SHORTLIST,

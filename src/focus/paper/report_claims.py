@@ -20,6 +20,16 @@ VERDICTS = {
     "not run": "○",
 }
 """Every verdict, in the order shown, with the sign that stands beside its colour."""
+MEANINGS = {
+    "reproduced": "the number is the printed one as it is rounded, or the order or bound holds by two standard errors",
+    "within tolerance": "it misses the printed number, bound or identity by no more than the rule of the claim allows",
+    "contradicted": "it misses by more than the rule and two standard errors allow",
+    "mixed": "models, texts or seeds disagree",
+    "undecided": "the difference is within its error",
+    "not comparable": "the number is of another model or text than the paper's",
+    "not run": "this scale has no result",
+}
+"""What each verdict says of a measured number; the rule of every claim is written out beside it."""
 OTHER = "·"
 CONTROLS = {"reproduced": "holds", "contradicted": "does not hold"}
 SEVERAL = {"holds": "hold", "does not hold": "do not hold"}
