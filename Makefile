@@ -17,7 +17,7 @@ headline: $(READY)
 test: $(READY)
 	.venv/bin/ruff check . && .venv/bin/ruff format --check .
 	.venv/bin/snakefmt --check Snakefile workflow && .venv/bin/snakemake --lint
-	.venv/bin/pytest
+	OMP_NUM_THREADS=1 .venv/bin/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 env: $(READY)
 

@@ -23,7 +23,7 @@ LINK = Path("/etc/slurm/slurm.conf")
 CONFIGURATION = "one-machine.conf"
 DAEMONS = ("slurmd", "slurmctld", "munged")
 
-# linuxproc, task/none and no cgroups: a container may not make any. config_overrides: CPUs as given here, not as found.
+# pgid, task/none and no cgroups: a container may not make any. config_overrides: CPUs as given here, not as found.
 TEMPLATE = """\
 ClusterName=onemachine
 SlurmctldHost={host}(127.0.0.1)
@@ -39,7 +39,7 @@ SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd.log
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory

@@ -8,8 +8,6 @@ rule perplexity:
         "<results>/perplexity/{model}/{corpus}/{method}/{variant}/seed{seed}.json",
     log:
         "<results>/logs/perplexity/{model}/{corpus}/{method}/{variant}/seed{seed}.log",
-    benchmark:
-        "<results>/timings/perplexity/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
     priority: headline_first
     conda:
         ENVIRONMENT
@@ -45,8 +43,6 @@ rule downstream:
         "<results>/downstream/{model}/{corpus}/{method}/{variant}/seed{seed}.json",
     log:
         "<results>/logs/downstream/{model}/{corpus}/{method}/{variant}/seed{seed}.log",
-    benchmark:
-        "<results>/timings/downstream/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
     priority: headline_first
     conda:
         ENVIRONMENT
@@ -77,8 +73,6 @@ rule generation:
         "<results>/generation/{model}/{corpus}/{method}/{variant}/seed{seed}.json",
     log:
         "<results>/logs/generation/{model}/{corpus}/{method}/{variant}/seed{seed}.log",
-    benchmark:
-        "<results>/timings/generation/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
     priority: headline_first
     conda:
         ENVIRONMENT
@@ -113,8 +107,6 @@ rule long_inputs:
         "<results>/long_inputs/{model}/{corpus}/{method}/{variant}/seed{seed}.json",
     log:
         "<results>/logs/long_inputs/{model}/{corpus}/{method}/{variant}/seed{seed}.log",
-    benchmark:
-        "<results>/timings/long_inputs/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
     priority: headline_first
     conda:
         ENVIRONMENT
@@ -145,8 +137,6 @@ rule recall_tests:
         "<results>/recall/{model}/{corpus}/{method}/{variant}/seed{seed}.json",
     log:
         "<results>/logs/recall/{model}/{corpus}/{method}/{variant}/seed{seed}.log",
-    benchmark:
-        "<results>/timings/recall/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
     priority: headline_first
     conda:
         ENVIRONMENT

@@ -9,8 +9,6 @@ rule gate_values:
         "<results>/gates/{model}/{corpus}/{method}/{variant}/seed{seed}.json",
     log:
         "<results>/logs/gates/{model}/{corpus}/{method}/{variant}/seed{seed}.log",
-    benchmark:
-        "<results>/timings/gates/{model}/{corpus}/{method}/{variant}/seed{seed}.tsv"
     conda:
         ENVIRONMENT
     threads: 1

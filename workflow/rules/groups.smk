@@ -42,8 +42,6 @@ if GROUPS:
             "<results>/groups/{model}/{corpus}/{method}/seed{seed}.json",
         log:
             "<results>/logs/groups/{model}/{corpus}/{method}/seed{seed}.log",
-        benchmark:
-            "<results>/timings/groups/{model}/{corpus}/{method}/seed{seed}.tsv"
         conda:
             ENVIRONMENT
         threads: 1

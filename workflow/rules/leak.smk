@@ -40,8 +40,6 @@ if LEAK:
             "<results>/leak/{model}/{corpus}/{method}/seed{seed}.json",
         log:
             "<results>/logs/leak/{model}/{corpus}/{method}/seed{seed}.log",
-        benchmark:
-            "<results>/timings/leak/{model}/{corpus}/{method}/seed{seed}.tsv"
         conda:
             ENVIRONMENT
         threads: 1
@@ -94,8 +92,6 @@ if BITS:
             "<results>/bits/{balance}/t{length}/{trains}/seed{seed}.json",
         log:
             "<results>/logs/bits/{balance}/t{length}/{trains}/seed{seed}.log",
-        benchmark:
-            "<results>/timings/bits/{balance}/t{length}/{trains}/seed{seed}.tsv"
         wildcard_constraints:
             length=r"\d+",
         conda:

@@ -42,8 +42,6 @@ rule pretrain:
         weights=directory("<results>/models/{model}"),
     log:
         "<results>/logs/pretrain/{model}.log",
-    benchmark:
-        "<results>/timings/pretrain/{model}.tsv"
     wildcard_constraints:
         model=alternatives(PRETRAINED_HERE),
     priority: 2

@@ -17,8 +17,6 @@ rule bench_attention:
         SPEED_RESULT,
     log:
         "<results>/logs/speed/attention.log",
-    benchmark:
-        "<results>/timings/speed/attention.tsv"
     conda:
         ENVIRONMENT
     threads: workflow.resource_settings.cores or 1
@@ -43,8 +41,6 @@ rule bench_methods:
         METHODS_RESULT,
     log:
         "<results>/logs/speed/methods.log",
-    benchmark:
-        "<results>/timings/speed/methods.tsv"
     conda:
         ENVIRONMENT
     threads: workflow.resource_settings.cores or 1

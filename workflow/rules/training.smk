@@ -20,8 +20,6 @@ rule train:
         ),
     log:
         "<results>/logs/training/{model}/{corpus}/{method}/seed{seed}.log",
-    benchmark:
-        "<results>/timings/training/{model}/{corpus}/{method}/seed{seed}.tsv"
     wildcard_constraints:
         method=alternatives(set(experiment.methods) - DROPPED),
     priority: headline_first
