@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-REFERENCE = ROOT / "results/reference/laptop"
+REFERENCE = ROOT / "results/reference/overnight"
 
 
 def cells(line):

@@ -370,3 +370,8 @@ def test_scales_are_complete_for_snakemake_too(checkout):
     for name in ("smoke", "overnight", "paper"):
         planned = checkout.planned("--configfile", f"config/{name}.yaml")
         assert planned["train"] == len(trained(scale(name)))
+
+
+def test_no_job_is_slowed_by_snakemakes_sampling():
+    for file in (ROOT / "workflow/rules").glob("*.smk"):
+        assert not re.search(r"^\s+benchmark:", file.read_text(), re.MULTILINE), f"{file.name}: expected no benchmark:"
