@@ -164,8 +164,8 @@ def test_the_caption_names_every_text_and_context_and_the_tokens_of_training(tmp
     page = made(tmp_path, settings, "longcontext")["md"]
     for context in (512, 1024, 2048, 4096):
         assert f"On `austen`: context {context}, window 64, stride 512; " in page
-    trained = re.findall(r"Focus: 100 steps of centroids at 0\.003, ([\d,]+) tokens in windows of (\d+)", page)
-    assert trained == [("51,200", "512")]
+    trained = re.findall(r"Focus: 40 steps of centroids at 0\.003, ([\d,]+) tokens in windows of (\d+)", page)
+    assert trained == [("20,480", "512")]
     page = made(tmp_path, settings, "domains")["md"]
     for corpus in ("austen", "wikipedia", "essays"):
         assert f"On `{corpus}`: context 1024, " in page
@@ -176,7 +176,7 @@ def test_without_its_result_the_tokens_of_training_are_left_out(tmp_path):
     settings = experiment()
     write_results(tmp_path, settings)
     (tmp_path / "training/smollm2-135m-instruct/austen/focus/seed0/result.json").unlink()
-    assert "Focus: 100 steps of centroids at 0.003, seed 0." in made(tmp_path, settings, "headline")["md"]
+    assert "Focus: 40 steps of centroids at 0.003, seed 0." in made(tmp_path, settings, "headline")["md"]
 
 
 def test_what_the_paper_does_not_give_is_not_said(tmp_path):

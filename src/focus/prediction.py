@@ -39,7 +39,7 @@ SCORES_MOVED, SCORES_KEPT = 8, 3
 LOGIT_ROWS, LOGIT_BYTES = 512, 12
 """Rows of logits made at a time (focus.loss), and bytes of one of their entries: itself, in float32, its softmax."""
 PLAIN = ("gpt2", "llama", "qwen2", "olmo2")
-"""Kinds whose loss is made in such rows; of others all logits are held."""
+"""Kinds whose loss is made in such rows; of others all logits are held, and of all kinds where logits are compared."""
 DENSE_KINDS = {"oracle_top_k", "sparq", "magicpig", "quest", "performer"}
 """Methods that hold scores of all pairs, or as much in random features."""
 CUDA_PROCESS = 1024
@@ -319,7 +319,7 @@ class _Job:
         shape, size = self.shape, BYTES[self._products]
         width = 10 * shape.width + 2 * (shape.query_width + shape.key_width) + 4 * shape.feedforward
         layer = each.tokens * width * size + SCORES_KEPT * self._scores(each)
-        rows = min(each.tokens, LOGIT_ROWS) if shape.kind in PLAIN else each.tokens
+        rows = min(each.tokens, LOGIT_ROWS) if shape.kind in PLAIN and "leak" not in self.settings else each.tokens
         if "downstream" in self.settings:
             rows = self.settings["downstream"]["batch_size"] * ANSWER
         logits = float(LOGIT_BYTES) * rows * shape.vocabulary
