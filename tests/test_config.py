@@ -184,8 +184,8 @@ def test_readme_explains_every_key():
             "models: [gpt2-mini, mistral-7b-from-scratch]\n"
             "model_settings: {mistral-7b-from-scratch: {context: 512, window: 64}}\n"
             "tables: {table2: {rows: [{method: scratch}, {method: pretrained}]}}",
-            "tables.table2.rows.1.method: expected a method that trains from scratch, since mistral-7b-from-scratch has no weights, "
-            "got pretrained",
+            "tables.table2.rows.1.method: expected a method that trains from scratch, since mistral-7b-from-scratch "
+            "has no weights, got pretrained",
         ),
     ],
 )

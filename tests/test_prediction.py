@@ -23,7 +23,7 @@ KNOWN |= {
 
 
 def predicted(record, hardware=CORE):
-    """What a record's job was to take; of one that wrote answers, which may end early, with their length in hindsight."""
+    """What a record's job was to take; where it wrote answers, which may end early, with their length in hindsight."""
     settings = record.settings
     if record.kind == "generation":
         written = ceil(record.metrics["new_tokens"] / record.metrics["items"])
