@@ -64,8 +64,8 @@ if workflow.is_main_process:
     RUN_LOCK = hold_run_lock()
 
 
-# No rule has `benchmark:`. Snakemake would read all pages of every job twice a second, which takes a tenth of two cores;
-# results record their own seconds and memory.
+# Nothing here has a benchmark directive. Snakemake would read all pages of every job twice a second, a tenth of two cores'
+# time; results record their own seconds and memory.
 # Every job but the timing of attention takes one thread: the order of additions, and so every digit of a result, then does not depend on --cores.
 # Rows run side by side instead.
 pathvars:
