@@ -375,6 +375,24 @@ def test_the_page_counts_shared_jobs_once_and_never_unknown_ones_as_nothing(reco
     assert "No record: new/b.json." in page
 
 
+@pytest.mark.parametrize("has", [True, False])
+def test_what_ran_in_bfloat16_takes_longer_on_a_processor_without_it(recorded, tmp_path, monkeypatch, has):
+    for path in recorded.glob("training/**/result.json"):
+        content = json.loads(path.read_text())
+        content["provenance"]["dtype"] = "bfloat16"
+        path.write_text(json.dumps(content))
+    monkeypatch.setattr(cost_table, "multiplies_bfloat16", lambda device: has)
+    hours = {
+        job.kind: job.estimate.seconds / 3600
+        for job in plan_of(tmp_path / "results", recorded=[recorded]).all_of(HEADLINE)
+        if job.estimate.seconds
+    }
+    slower = 1.0 if has else cost.WITHOUT_BFLOAT16
+    assert hours == {"training": slower, "pretraining": 1.0, "perplexity": 1.0, "downstream": 1.0}
+    page = cost_table.text(experiment(), {"tables/a": HEADLINE}, tmp_path / "results", tmp_path / "reference", 2)
+    assert ("this processor has no such products" in page) != has
+
+
 def test_every_basis_of_a_prediction_has_a_name_on_the_page():
     assert set(cost_table.BASES) == {*cost.BASES, "shape", cost.UNKNOWN.basis}
 

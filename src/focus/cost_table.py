@@ -9,12 +9,15 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
+import torch
+
 from focus import cost, jobs, prediction
 from focus.config import Experiment
 from focus.cost import MIB, Estimate, Record
 from focus.errors import UserError
 from focus.paper import layout
 from focus.paper.layout import Grid
+from focus.precision import multiplies_bfloat16
 from focus.provenance import digest, processor, read_result
 
 MODULES = {
@@ -101,6 +104,9 @@ class Plan:
         self.gpu = experiment.environment == "cuda"
         self.shapes = prediction.shapes(experiment)
         self.records: list[Record] = cost.read(self.folders)
+        self.slower = not self.gpu and not multiplies_bfloat16(torch.device("cpu"))
+        if self.slower:
+            self.records = [cost.without_bfloat16(record) for record in self.records]
         self.known: dict[str, Job] = {}
 
     def job(self, path: str) -> Job:
@@ -327,10 +333,15 @@ def _notes(plan: Plan) -> list[str]:
 
 def _core_notes(plan: Plan) -> list[str]:
     processors = sorted({record.processor for record in plan.records})
+    slower = (
+        f" What ran in bfloat16 is counted {cost.WITHOUT_BFLOAT16:g} times: this processor has no such products."
+        if plan.slower
+        else ""
+    )
     return [
         f"Hours here: {plan.cores} core{'s' * (plan.cores > 1)}, one job a core, timings alone on all; for the start "
         f"and end of each job {START:g} seconds are counted.",
-        f"Recorded on {', '.join(processors) or 'nothing'}; this machine: {processor()}.",
+        f"Recorded on {', '.join(processors) or 'nothing'}; this machine: {processor()}.{slower}",
     ]
 
 

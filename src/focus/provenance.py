@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -110,7 +111,7 @@ def sources(*modules: str) -> list[Path]:
         if path is None or path in found:
             continue
         found.add(path)
-        queue += _imports(path)
+        queue += _imports(path.read_text())
     return sorted(found)
 
 
@@ -123,13 +124,17 @@ def digest(modules: list[str]) -> str:
 
 
 def processor() -> str:
-    """The processor's name as the system gives it."""
+    """The processor's name as the system gives it, with its family and model where those are told.
+
+    Virtual machines shorten the name: processors of one name differ several times in speed.
+    """
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
+    lines = info.read_text().split("\n\n")[0].splitlines() if info.exists() else []
+    about = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    if "model name" not in about:
+        return platform.processor() or platform.machine()
+    kind = [f"{key.removeprefix('cpu ')} {about[key]}" for key in ("cpu family", "model") if key in about]
+    return about["model name"] + (f" ({', '.join(kind)})" if kind else "")
 
 
 def _peak_memory_mib() -> int:
@@ -158,9 +163,11 @@ def _source(module: str) -> Path | None:
     return None
 
 
-def _imports(path: Path) -> list[str]:
+@cache
+def _imports(source: str) -> list[str]:
+    """The modules that a source text may import. Parsing is slow, and the workflow asks for most files with every rule."""
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
