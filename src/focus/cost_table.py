@@ -333,15 +333,14 @@ def _notes(plan: Plan) -> list[str]:
 
 def _core_notes(plan: Plan) -> list[str]:
     processors = sorted({record.processor for record in plan.records})
+    training, other = (cost.WITHOUT_BFLOAT16[trains] for trains in (True, False))
     slower = (
-        f" What ran in bfloat16 is counted {cost.WITHOUT_BFLOAT16:g} times: this processor has no such products."
-        if plan.slower
-        else ""
+        f" What ran in bfloat16, which this one has not, is counted {other:g} times, {training:g} where it trained."
     )
     return [
         f"Hours here: {plan.cores} core{'s' * (plan.cores > 1)}, one job a core, timings alone on all; for the start "
         f"and end of each job {START:g} seconds are counted.",
-        f"Recorded on {', '.join(processors) or 'nothing'}; this machine: {processor()}.{slower}",
+        f"Recorded on {', '.join(processors) or 'nothing'}; this machine: {processor()}.{slower * plan.slower}",
     ]
 
 
