@@ -189,11 +189,11 @@ def test_a_reference_with_one_seed_serves_all(tmp_path):
     assert verdict(tmp_path, ORDERING, seeds=(0, 1))["verdict"] == "reproduced"
 
 
-def test_seeds_that_disagree_are_mixed_and_a_missing_one_is_not_run(tmp_path):
+def test_seeds_that_disagree_are_mixed_and_a_missing_one_decides_nothing(tmp_path):
     write(tmp_path, "focus", 0.4, seed=0)
     claim = verdict(tmp_path, BOUND, seeds=(0, 1))
-    assert claim["verdict"] == "not run"
-    assert claim["cases"][0]["reason"] == "no leak/gpt2-mini/austen/focus/seed1.json"
+    assert (claim["verdict"], list(claim["cases"][0]["seeds"])) == ("reproduced", ["0"])
+    assert verdict(tmp_path, BOUND, seeds=(1, 2))["verdict"] == "not run"
     first = BOUND | {"source": BOUND["source"] | {"seeds": "first"}}
     assert verdict(tmp_path, first, seeds=(0, 1))["verdict"] == "reproduced"
     write(tmp_path, "focus", 0.6, seed=1)
@@ -251,11 +251,13 @@ def test_every_file_and_every_entry_that_an_asterisk_finds_has_to_hold(tmp_path)
     assert verdict(tmp_path, mean)["verdict"] == "reproduced"
 
 
-def test_every_file_that_an_asterisk_finds_needs_every_seed(tmp_path):
-    for length, seed in (("T16", 0), ("T16", 1), ("T64", 0)):
-        write(tmp_path, length, 0.1, seed=seed)
+def test_a_seed_counts_once_every_file_that_an_asterisk_finds_has_it(tmp_path):
+    for length, seed, value in (("T16", 0, 0.1), ("T16", 1, 0.9), ("T64", 0, 0.2), ("T64", 2, 0.9)):
+        write(tmp_path, length, value, seed=seed)
     source = {"result": "leak/{model}/{corpus}/*/seed{seed}.json", "key": "metrics.change.max"}
-    case = verdict(tmp_path, BOUND | {"source": source}, seeds=(0, 1))["cases"][0]
+    claim = verdict(tmp_path, BOUND | {"source": source}, seeds=(0, 1, 2))
+    assert (claim["verdict"], list(claim["cases"][0]["seeds"])) == ("reproduced", ["0"])
+    case = verdict(tmp_path, BOUND | {"source": source}, seeds=(1, 2))["cases"][0]
     assert (case["verdict"], case["reason"]) == ("not run", "no leak/gpt2-mini/austen/T64/seed1.json")
 
 

@@ -1,6 +1,7 @@
 """What an unfinished run shows of itself."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,9 @@ def test_an_unfinished_run_shows_what_it_has(tmp_path):
     lines = list(so_far.write(settings, tmp_path, CLAIMS))
     assert "tables/headline: 4 of 4 rows begun, 3 with every seed" in lines
     assert "Focus, soft: seed 1 of 2 not run yet." in (tmp_path / "tables/headline.md").read_text()
-    assert (tmp_path / "report.html").exists()
-    assert (tmp_path / "claims.md").exists()
+    for page in ("report.html", "report.md", "claims.md"):
+        text = (tmp_path / page).read_text()
+        assert re.search(r"The run is not finished: \d+ of \d+ rows lack a seed or a measurement", text)
 
 
 def test_a_run_without_results_is_one_line(tmp_path):

@@ -165,7 +165,7 @@ def _source(module: str) -> Path | None:
 
 @cache
 def _imports(source: str) -> list[str]:
-    """The modules that a source text may import; cached, since parsing is slow and most rules ask for the same files."""
+    """The modules that a source text may import; cached, as parsing is slow and most rules ask for the same files."""
     names = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):

@@ -127,16 +127,19 @@ def _seeds(claim: Claim, evidence: Evidence, model: str | None) -> list[int]:
 
 
 def _case(claim: Claim, evidence: Evidence, model: str, corpus: str, found: list[dict[str, str]]) -> dict:
-    """The verdict on one model and corpus, seed by seed; what is missing makes it not run."""
+    """The verdict on one model and corpus, seed by seed, on the seeds of which every file is there."""
     case, seeds, results, wanted = empty_case(model, corpus, ""), {}, [], _seeds(claim, evidence, model)
     by_seed: dict[str, list[Measured]] = {}
     comparable = True
     present = {match["path"] for match in found}
     seeded = found if "seed" in found[0] else []
-    for path in (_path(claim.source, match | {"seed": str(seed)}) for match in seeded for seed in wanted):
-        if path not in present:
-            return case | {"reason": f"no {path}"}
-    for match in found:
+    paths = {str(seed): [_path(claim.source, match | {"seed": str(seed)}) for match in seeded] for seed in wanted}
+    missing = {
+        seed: absent for seed, each in paths.items() if (absent := [path for path in each if path not in present])
+    }
+    if len(missing) == len(wanted):
+        return case | {"reason": f"no {missing[str(wanted[0])][0]}"}
+    for match in [each for each in found if each.get("seed") not in missing]:
         read = _lists if claim.paired else _numbers
         first = read(claim.source, match, evidence.root)
         other = _beside(claim.against, match, evidence.root) if claim.against else match

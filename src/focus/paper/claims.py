@@ -36,7 +36,8 @@ def write(
     decided = with_sharing([decide(claim, known) for claim in claims])
     asked = json.dumps([each.model_dump() for each in questions(claims_file, claims)], ensure_ascii=False)
     lines = ",\n".join(json.dumps(claim, ensure_ascii=False) for claim in decided)
-    content = f'{{"scale": {json.dumps(experiment.scale)}, "questions": {asked}, "claims": [\n{lines}\n]}}'
+    about = f'"scale": {json.dumps(experiment.scale)}, "state": {json.dumps(known.state)}'
+    content = f'{{{about}, "questions": {asked}, "claims": [\n{lines}\n]}}'
     title, page = f"Claims at scale {experiment.scale}", claims_page.page(decided, known)
     write_atomically(Path(output_json), content + "\n")
     write_atomically(Path(output_markdown), layout.markdown(title, *page))

@@ -29,6 +29,7 @@ def page(decided: list[dict], known: Evidence) -> tuple[list[layout.Grid], list[
         grids.append(_section(CONTROLS, controls, known, _counted(len(controls), counts)))
     models = dict.fromkeys(model for model, _, _ in known.entries)
     notes = [f"{model}: {note}" for model in models if (note := rows.manifest(known.root, "models", model).get("note"))]
+    notes += [known.state] if known.state else []
     notes += [
         "Verdicts are computed from result files at this scale. A verdict about a stand-in is about the stand-in.",
         "Not comparable: a printed value whose model or text is not run here; ours is shown, not judged.",

@@ -37,6 +37,19 @@ class Evidence:
     timed: dict | None
     beside: dict[str, list[list[Entry]]] = field(default_factory=dict)
 
+    @property
+    def state(self) -> str:
+        """What a run that is not finished lacks; empty for a finished one."""
+        some = sum(bool(entry.runs and entry.reason) for entry in self.entries.values())
+        none = sum(not entry.runs for entry in self.entries.values())
+        if not some and not none:
+            return ""
+        without = f" and {none} have no result yet" if none else ""
+        return (
+            f"The run is not finished: {some} of {len(self.entries)} rows lack a seed or a measurement{without}; "
+            "verdicts rest on what there is."
+        )
+
 
 def gather(experiment: Experiment, root: Path, partial: bool) -> Evidence:
     """All rows of all exhibits, each with every measure that some exhibit takes of it.

@@ -77,7 +77,7 @@ def content(
         "controls": [claim for claim in claims if claim["origin"] != "paper"],
         "counts": report_claims.counts(papers),
         "control_counts": report_claims.counts([claim for claim in claims if claim["origin"] != "paper"]),
-        "resting": claims_page.resting(papers) if any(claim["same_as"] for claim in papers) else "",
+        "resting": " ".join(filter(None, [_resting(papers), verdicts["state"]])),
         "signs": report_claims.VERDICTS,
         "meanings": report_claims.MEANINGS,
         "contradicted": [claim for claim in measured_first if claim["verdict"] == "contradicted"],
@@ -105,15 +105,20 @@ def command(targets: list[str], scale: str, config_files: tuple[str, ...]) -> st
     return shlex.join(["snakemake", "--cores", "all", *named, *files])
 
 
+def _resting(papers: list[dict]) -> str:
+    return claims_page.resting(papers) if any(claim["same_as"] for claim in papers) else ""
+
+
 def _claims(root: Path) -> dict:
     """The verdicts of the run, or none yet. Raises UserError when the file is no such file."""
     path = root / "claims.json"
     if not path.exists():
-        return {"scale": "", "claims": [], "questions": []}
+        return {"scale": "", "state": "", "claims": [], "questions": []}
     try:
         found = json.loads(path.read_text())
         claims = [claim for claim in found["claims"] if claim["id"]]
-        return {"scale": found["scale"], "claims": claims, "questions": found.get("questions", [])}
+        about = {"scale": found["scale"], "state": found.get("state", ""), "questions": found.get("questions", [])}
+        return about | {"claims": claims}
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path}: expected the verdicts of focus claims, got {type(error).__name__}: {error}") from None
 
