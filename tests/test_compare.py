@@ -102,6 +102,13 @@ def test_another_source_is_named_but_is_no_difference(runs):
     found = compare(*runs)
     assert found.differences == []
     assert found.text().startswith("other code behind 1 of the results\nidentical: ")
+    for folder, code in zip(runs, "ab", strict=True):
+        (folder / "tables/table1.csv").write_text(f"metric,value,code\nperplexity,1.0,{code}\n")
+        (folder / "corpora").mkdir()
+        (folder / "corpora/austen.json").write_text(json.dumps({"folder": f"corpora/austen-{code}", "files": {"x": 1}}))
+    assert compare(*runs).differences == []
+    change(runs[1] / "corpora/austen.json", lambda content: content["files"].update(x=2))
+    assert compare(*runs).differences == ["corpora/austen.json: files.x: 1 against 2"]
 
 
 def test_a_folder_without_results_is_refused(runs, tmp_path):

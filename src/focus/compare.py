@@ -1,6 +1,7 @@
 """Whether two runs came to the same: their tables and figures byte by byte, their results number by number.
 
-Left out is what the clock decides: durations and peak memory, the timings of attention, and what is made of these.
+Left out is what the clock decides: durations and peak memory, the timings of attention, and what is made of these. What
+made a result (its code, its processor) is no difference by itself: it is named beside those that there are.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ DERIVED = ("claims.md", "claims.html", "report.*")
 """Pages of what claims.json and the results hold, verdicts on speed and durations included."""
 ORIGIN = ("code", "versions", "processor", "threads", "backend", "device", "dtype", "revisions")
 """What of a result's provenance may explain a difference."""
+UNTOLD = {"provenance", "folder"}
+"""In JSON files, beside durations: how a result was made, and a manifest's folder, which is named after what wrote it."""
 MISSING = object()
 
 
@@ -102,21 +105,21 @@ def _read(file: Path):
 
 
 def _untimed_lines(table: Path) -> list[list[str]]:
-    """The lines of a CSV, its header first, without its columns of durations and its lines on speeds."""
+    """The lines of a CSV, its header first, without its columns of durations and origins and its lines on speeds."""
     with table.open(newline="") as file:
         header, *lines = [*csv.reader(file)] or [[]]
-    kept = [number for number, name in enumerate(header) if name not in TIMED_COLUMNS]
+    kept = [number for number, name in enumerate(header) if name not in TIMED_COLUMNS.union(ORIGIN)]
     lines = [line for line in lines if not any(cell.endswith(TIMED_METRICS) for cell in line)]
     return [[line[number] for number in kept] for line in (header, *lines)]
 
 
 def _untimed(content):
-    """What a JSON file holds, without provenance, durations, speeds, and verdicts on speeds."""
+    """What a JSON file holds, without its origin, durations, speeds, and verdicts on speeds."""
     if isinstance(content, dict):
         return {
             key: _untimed(value)
             for key, value in content.items()
-            if key != "provenance" and not key.endswith(TIMED_METRICS)
+            if key not in UNTOLD and not key.endswith(TIMED_METRICS)
         }
     if isinstance(content, list):
         return [_untimed(each) for each in content if not (isinstance(each, dict) and _on_speed(each))]
