@@ -29,7 +29,7 @@ DERIVED = ("claims.md", "claims.html", "report.*")
 ORIGIN = ("code", "versions", "processor", "threads", "backend", "device", "dtype", "revisions")
 """What of a result's provenance may explain a difference."""
 UNTOLD = {"provenance", "folder"}
-"""In JSON files, beside durations: how a result was made, and a manifest's folder, which is named after what wrote it."""
+"""In JSON files, beside durations: how a result was made, and the folder of a manifest, named after its code."""
 MISSING = object()
 
 
