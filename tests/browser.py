@@ -75,7 +75,7 @@ def _fetch(folder: Path) -> None:
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         raise NoBrowser(f"no Chromium on PATH, and none could be fetched: {error}") from None
     if done.returncode:

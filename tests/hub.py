@@ -65,7 +65,7 @@ class Hub:
     def run(self, program: str, *arguments: str, home: Path, **more: str) -> subprocess.CompletedProcess:
         command = [sys.executable, "-c", program, *arguments]
         return subprocess.run(
-            command, check=False, env=self.environment(home, **more), capture_output=True, text=True, timeout=120
+            command, check=False, env=self.environment(home, **more), capture_output=True, text=True, timeout=600
         )
 
     def answer(self, request: BaseHTTPRequestHandler) -> None:

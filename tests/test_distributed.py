@@ -43,7 +43,7 @@ def train(world, job, name, start=None):
     line = command(world, job, name)
     if start is not None:
         line[1:3] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--", start]
-    return subprocess.run(line, check=False, capture_output=True, text=True, timeout=300)
+    return subprocess.run(line, check=False, capture_output=True, text=True, timeout=900)
 
 
 def outcome(world, name):

@@ -190,7 +190,7 @@ def wait_for(condition):
 
 def test_parallel_processes_share_one_download(tmp_path):
     processes = [start(tmp_path, 1.0) for _ in range(3)]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    outputs = [process.communicate(timeout=300)[0] for process in processes]
     assert all(process.returncode == 0 for process in processes)
     assert len({output.splitlines()[-1] for output in outputs}) == 1
     assert (tmp_path / "notes").read_text() == "download\n"

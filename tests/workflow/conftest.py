@@ -78,7 +78,7 @@ class Checkout:
             **options,
         )
 
-    def run(self, *arguments: str, code: int = 0, timeout: float = 800) -> str:
+    def run(self, *arguments: str, code: int = 0, timeout: float = 2400) -> str:
         """Run Snakemake to its end; return what it printed."""
         process = self.start(*arguments)
         output, _ = process.communicate(timeout=timeout)

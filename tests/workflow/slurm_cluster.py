@@ -82,7 +82,7 @@ def _program(name: str) -> str | None:
 def _run(command: list[str]) -> str:
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=environment)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900, env=environment)
     except (FileNotFoundError, subprocess.TimeoutExpired) as error:
         raise NoSlurm(f"no SLURM on one machine: {error}") from None
     if done.returncode:

@@ -120,7 +120,7 @@ def test_a_cancelled_job_is_reported_and_the_next_run_carries_on(cluster):
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.1)
     subprocess.run(["scancel", "--user=root"], check=True)
-    printed, _ = process.communicate(timeout=300)
+    printed, _ = process.communicate(timeout=900)
     assert process.returncode == 1
     assert "SLURM status is: 'CANCELLED'" in printed
     assert "Error in rule pretrain" in printed

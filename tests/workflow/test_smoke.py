@@ -11,7 +11,7 @@ from conftest import rows
 
 from focus import scales
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(4000)]
 
 SMOKE = ("--configfile", "config/smoke.yaml")
 # Long enough to be killed in the middle, with a checkpoint after every few steps.
