@@ -10,7 +10,7 @@ from focus.paper import claim_sources, printed, speed
 from focus.paper.claim import load, questions
 
 CLAIMS = load(REPOSITORY / "config/claims.yaml")
-EXPERIMENT = scales.load([REPOSITORY / "config/config.yaml"])
+EXPERIMENT = scales.load([REPOSITORY / "config/config.yaml", REPOSITORY / "config/overnight.yaml"])
 MANIFESTS = ("models", "corpora", "benchmarks", "taggers", "claims.json")
 BY_ROWS = [claim for claim in CLAIMS if claim.subject and claim.metric not in speed.METRICS]
 MEASURES = {"accuracy": "downstream", "scored_beyond_window": "downstream", "gsm8k": "generation"} | dict.fromkeys(
@@ -19,7 +19,7 @@ MEASURES = {"accuracy": "downstream", "scored_beyond_window": "downstream", "gsm
 
 
 def exhibits() -> dict:
-    """Every table and figure of the laptop scale by "tables/name"."""
+    """Every table and figure of the overnight scale, which has all rows of the laptop's, by "tables/name"."""
     return {
         f"{kind}/{name}": each for kind in ("tables", "figures") for name, each in getattr(EXPERIMENT, kind).items()
     }
@@ -32,6 +32,13 @@ def cells(exhibit) -> set[tuple]:
         for model in exhibit.models or EXPERIMENT.models
         for row in exhibit.rows
     }
+
+
+def test_the_overnight_scale_has_every_row_of_the_laptop_scale():
+    laptop = scales.load([REPOSITORY / "config/config.yaml"])
+    for kind in ("tables", "figures"):
+        for name, exhibit in getattr(laptop, kind).items():
+            assert cells(exhibit) <= cells(exhibits()[f"{kind}/{name}"])
 
 
 def decided(claim, rows: set[tuple]) -> set[tuple]:
