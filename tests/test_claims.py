@@ -284,9 +284,10 @@ def test_the_page_begins_with_the_counts_and_has_a_section_for_each_place(tmp_pa
 
 def test_a_claim_file_without_claims_or_with_one_twice_is_refused(tmp_path):
     path = tmp_path / "claims.yaml"
-    path.write_text("nothing: 1")
-    with pytest.raises(UserError, match="expected a list under the key claims"):
-        claims.load(path)
+    for text in ("", "nothing: 1", "claims:", "claims: 1", "- claims"):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"expected a list under the key claims, got none$"):
+            claims.load(path)
     path.write_text(yaml.safe_dump({"claims": [ORDERING, ORDERING]}))
     with pytest.raises(UserError, match="expected every id once, got x twice"):
         claims.load(path)

@@ -180,9 +180,12 @@ def questions(path: Path, claims: list[Claim]) -> list[Question]:
 def load(path: Path) -> list[Claim]:
     """The claims of a file. Raises UserError that names the claim and key at fault."""
     try:
-        entries = list(yaml.safe_load(Path(path).read_text())["claims"])
-    except (OSError, KeyError, TypeError, yaml.YAMLError) as error:
+        content = yaml.safe_load(Path(path).read_text())
+    except (OSError, yaml.YAMLError) as error:
         raise UserError(f"{path}: expected a list under the key claims, got {type(error).__name__}: {error}") from None
+    entries = content.get("claims") if isinstance(content, dict) else None
+    if not isinstance(entries, list):
+        raise UserError(f"{path}: expected a list under the key claims, got none")
     claims = []
     for number, entry in enumerate(entries):
         for name, settings in _each(entry, number):
