@@ -50,7 +50,7 @@ def main() -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:
-        app()
+        app(prog_name="focus")
     except UserError as error:
         _fail(str(error))
     except OSError as error:

@@ -5,7 +5,7 @@ import re
 import sys
 from pathlib import Path
 
-from focus import jobs, prediction, scales
+from focus import jobs, prediction, scales, warm
 from focus.config import FIGURE_MODULES, TABLE_MODULES
 from focus.errors import UserError
 from focus.provenance import digest, write_atomically
@@ -76,6 +76,18 @@ pathvars:
 # takes an eighth of a job's time.
 os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", str(2**30))
 os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", str(2**30))
+
+
+# Importing torch and transformers takes six seconds, a quarter of a run of small jobs: here they are forked from a process
+# that has done so once. Jobs on a GPU or another machine import for themselves.
+onstart:
+    if (
+        workflow.is_main_process
+        and workflow.local_exec
+        and not ON_GPU
+        and sys.platform == "linux"
+    ):
+        warm.start()
 
 
 # A job waits while the memory it needs is taken, unless the command line names another amount.
