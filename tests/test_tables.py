@@ -164,8 +164,9 @@ def test_the_caption_names_every_text_and_context_and_the_tokens_of_training(tmp
     page = made(tmp_path, settings, "longcontext")["md"]
     for context in (512, 1024, 2048, 4096):
         assert f"On `austen`: context {context}, window 64, stride 512; " in page
-    trained = re.findall(r"Focus: 40 steps of centroids at 0\.003, ([\d,]+) tokens in windows of (\d+)", page)
-    assert trained == [("20,480", "512")]
+    steps = settings.methods["focus"].training.phases[0].steps
+    trained = re.findall(r"Focus: (\d+) steps of centroids at 0\.003, ([\d,]+) tokens in windows of (\d+)", page)
+    assert trained == [(str(steps), f"{512 * steps:,}", "512")]
     page = made(tmp_path, settings, "domains")["md"]
     for corpus in ("austen", "wikipedia", "essays"):
         assert f"On `{corpus}`: context 1024, " in page
@@ -176,7 +177,8 @@ def test_without_its_result_the_tokens_of_training_are_left_out(tmp_path):
     settings = experiment()
     write_results(tmp_path, settings)
     (tmp_path / "training/smollm2-135m-instruct/austen/focus/seed0/result.json").unlink()
-    assert "Focus: 40 steps of centroids at 0.003, seed 0." in made(tmp_path, settings, "headline")["md"]
+    steps = settings.methods["focus"].training.phases[0].steps
+    assert f"Focus: {steps} steps of centroids at 0.003, seed 0." in made(tmp_path, settings, "headline")["md"]
 
 
 def test_what_the_paper_does_not_give_is_not_said(tmp_path):
@@ -193,13 +195,14 @@ def test_adapters_are_told_by_what_differs(tmp_path):
     (line,) = [line for line in page.splitlines() if line.startswith("Adapters: ")]
     common, *others = line.removeprefix("Adapters: ").rstrip(".").split("; ")
     assert common == "K=8, w=128, d_g=16, tau=0.1, gate log_sigmoid, 4 sinks"
+    every = settings.methods["collapse-recluster"].adapter.recluster_every
     assert others == [
         "Softmax, nothing: balance softmax",
         "Entropy and balance loss: balance entropy, balance weight 0.01, entropy weight 0.01",
         "Balance loss x5: balance entropy, balance weight 0.05, entropy weight 0.01",
         "Stop-gradient on inputs: balance stop_gradient, balance weight 0.01, entropy weight 0.01",
         "EMA centroids and projection: balance ema, ema momentum 0.95",
-        "Reclustering: balance recluster, recluster every 20",
+        f"Reclustering: balance recluster, recluster every {every}",
         "Sinkhorn: N=10, balance sinkhorn",
         "Potentials (ours): N=10, balance potentials, potential momentum 0.9",
         "A closed, centroids frozen: balance softmax, centroids frozen",
@@ -218,7 +221,8 @@ def test_the_largest_group_is_the_probes_where_every_row_has_one(tmp_path):
     grid = cells(page, "gpt2-mini: balance of the groups")
     found = dict(zip(grid["Row"], grid["Sinkhorn, centroids only, soft"], strict=True))
     assert (found["Largest group"], found["Stability"], found["Collapsed at step"]) == ("40.0 %", "0.900", "never")
-    for said in ("over the first 4 training windows together", "more than 90.0 % of the tokens", "10 steps apart"):
+    apart = f"{settings.methods['balance-sinkhorn'].training.probe_every} steps apart"
+    for said in ("over the first 4 training windows together", "more than 90.0 % of the tokens", apart):
         assert said in page
     assert "Stability: " in page
     assert "Far pairs kept: " not in page
