@@ -47,6 +47,6 @@ CORE = Hardware(
     bandwidth=12.0,
     bandwidth_share=1.0,
     launch=0.5,
-    start=2.0,
+    start=1.0,
 )
-"""What the committed runs reach, two jobs side by side on two cores: a test fits the rates again."""
+"""What the committed runs reach, two jobs side by side on two cores, imports left out: a test fits the rates again."""
