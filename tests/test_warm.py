@@ -12,7 +12,13 @@ import pytest
 from focus import warm
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="jobs are forked on Linux alone")
-FOCUS = [sys.executable, "-c", "from focus import warm; warm.main()"]
+COMMAND = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are started without it
+from focus import warm
+warm.main()
+"""
+FOCUS = [sys.executable, "-c", COMMAND]
 RUN = """
 import os, sys
 from focus import warm
@@ -101,7 +107,7 @@ def test_a_command_that_is_ended_ends_its_fork(run, tmp_path, ends):
     process = subprocess.Popen([*FOCUS, "config", "check", "endless"], env=environment, cwd=tmp_path)
     wait_until(lambda: len(inside(tmp_path)) == 2)
     process.send_signal(ends)
-    process.wait()
+    process.wait(60)
     wait_until(lambda: not inside(tmp_path))
 
 
@@ -112,7 +118,7 @@ def test_a_fork_that_is_killed_is_told_as_a_shell_would(run, tmp_path):
     wait_until(lambda: len(inside(tmp_path)) == 2)
     (fork,) = inside(tmp_path) - {process.pid}
     os.kill(fork, signal.SIGKILL)
-    assert process.wait() == 128 + signal.SIGKILL
+    assert process.wait(60) == 128 + signal.SIGKILL
 
 
 def test_the_process_ends_with_its_run_and_its_jobs_go_on(run, tmp_path):
@@ -127,5 +133,5 @@ def test_the_process_ends_with_its_run_and_its_jobs_go_on(run, tmp_path):
     process.wait()
     wait_until(lambda: not socket.parent.exists())
     (tmp_path / "late.yaml").write_text("scale: [")
-    assert b"late.yaml" in job.communicate()[1]
+    assert b"late.yaml" in job.communicate(timeout=60)[1]
     assert job.returncode == 2
