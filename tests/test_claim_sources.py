@@ -341,7 +341,8 @@ def test_a_short_training_can_confirm_a_collapse_but_not_refute_it(tmp_path, cha
     claim = decide(Claim(**ROW | {"horizon": horizon}), rows_of(tmp_path, "table8", change=change))
     assert claim["verdict"] == expected
     case = next(case for case in claim["cases"] if case["model"] == "gpt2-mini")
-    assert case["reason"] == ("trained for 30 of 600 steps" if expected == "undecided" else "")
+    steps = SETTINGS.methods["collapse-softmax"].training.phases[0].steps
+    assert case["reason"] == (f"trained for {steps} of 600 steps" if expected == "undecided" else "")
     assert case["results"] == ["training/gpt2-mini/austen/collapse-softmax/seed0/result.json"]
 
 

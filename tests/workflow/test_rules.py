@@ -141,7 +141,7 @@ def test_a_slice_covers_one_model(checkout):
 
 
 def test_a_changed_speed_setting_times_again_and_leaves_rows_alone(finished):
-    planned = set(finished.planned("--config", "speed={seconds: 1.0}"))
+    planned = set(finished.planned("--config", "speed={seconds: 0.7}"))
     assert planned - PAGES == {"bench_attention", "speed_table", "speed_figure", "claims", "table", "figure"}
 
 
