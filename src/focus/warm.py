@@ -31,7 +31,10 @@ AWAKE = 1.0  # seconds between two looks at whether the run has ended
 def main() -> None:
     """The command `focus`: a fork of the warm process where one fits, else this process."""
     path = os.environ.get(VARIABLE)
-    code = _handed_over(path) if path else None
+    try:
+        code = _handed_over(path) if path else None
+    except KeyboardInterrupt:
+        code = 128 + signal.SIGINT
     if code is None:
         from focus import cli
 
@@ -99,11 +102,12 @@ def _handed_over(path: str) -> int | None:
             server.sendall(content)
             if server.recv(1) != ACCEPTED:
                 return None
-            return (server.recv(1) or bytes([128 + signal.SIGKILL]))[0]
-        except KeyboardInterrupt:
-            return 128 + signal.SIGINT
         except OSError:
             return None
+        try:
+            return (server.recv(1) or bytes([128 + signal.SIGKILL]))[0]
+        except ConnectionResetError:  # who attends to the worker was killed: never run the job beside it
+            return 128 + signal.SIGKILL
 
 
 def _received(connection: socket.socket) -> tuple[dict, list[int]]:
